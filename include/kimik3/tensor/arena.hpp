@@ -1,0 +1,80 @@
+#pragma once
+// Memory: Buffer owns aligned numbers; Arena hands out views of one block, first to last. A layer lists its activations
+// once, in a function bind(arena, ...). Run with a measuring arena that list gives the bytes needed; run with a real one
+// it gives the views. So the peak of a step is known before the first number is computed, and a step allocates nothing.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "kimik3/tensor/view.hpp"
+
+namespace kimik3 {
+
+/// Every buffer and every view from an arena begins at a multiple of this.
+inline constexpr Index alignment_bytes = 64;
+
+/// Owned host memory, zero at the start.
+template <class T>
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(Index count) : size_(count) {
+        if (count == 0) return;
+        require(count > 0, "a buffer holds 0 elements or more, got {}", count);
+        void* memory = ::operator new(to_size(count) * sizeof(T), std::align_val_t{to_size(alignment_bytes)}, std::nothrow);
+        require(memory != nullptr, "out of memory: {} bytes were asked for", to_size(count) * sizeof(T));
+        std::memset(memory, 0, to_size(count) * sizeof(T));
+        data_.reset(static_cast<T*>(memory));
+    }
+
+    T* data() const { return data_.get(); }
+    Index size() const { return size_; }
+    T* begin() const { return data(); }
+    T* end() const { return data() + size_; }
+    T& operator[](Index i) const { return data_.get()[i]; }
+    VectorView<T> view() const { return {data(), size_}; }
+
+private:
+    struct Release {
+        void operator()(T* memory) const { ::operator delete(memory, std::align_val_t{to_size(alignment_bytes)}); }
+    };
+    std::unique_ptr<T, Release> data_;
+    Index size_ = 0;
+};
+
+class Arena {
+public:
+    /// Measures: hands out views without memory and counts.
+    Arena() = default;
+    /// Hands out the memory at block, capacity_bytes long.
+    Arena(std::byte* block, Index capacity_bytes) : block_(block), capacity_bytes_(capacity_bytes) {}
+
+    bool measuring() const { return block_ == nullptr; }
+    Index used_bytes() const { return used_bytes_; }
+
+    template <class T>
+    MatrixView<T> matrix(Index rows, Index cols) {
+        return {take<T>(rows * cols), rows, cols};
+    }
+    template <class T>
+    VectorView<T> vector(Index count) {
+        return {take<T>(count), count};
+    }
+
+private:
+    template <class T>
+    T* take(Index count) {
+        const Index begin = used_bytes_;
+        used_bytes_ += round_up(count * static_cast<Index>(sizeof(T)), alignment_bytes);
+        if (measuring()) return nullptr;
+        require(used_bytes_ <= capacity_bytes_, "the arena holds {} bytes, {} were asked for", capacity_bytes_, used_bytes_);
+        return reinterpret_cast<T*>(block_ + begin);
+    }
+
+    std::byte* block_ = nullptr;
+    Index capacity_bytes_ = 0, used_bytes_ = 0;
+};
+
+}  // namespace kimik3

@@ -1,0 +1,83 @@
+#pragma once
+// The two shapes that every operation speaks of: a row-major matrix [rows, cols] whose rows may lie apart (stride), and
+// a dense vector. Views do not own. Activations are matrices with one row a token; heads are blocks of columns.
+
+#include <type_traits>
+
+#include "kimik3/core/error.hpp"
+
+namespace kimik3 {
+
+template <class T>
+struct MatrixView {
+    T* data = nullptr;
+    Index rows = 0, cols = 0;
+    Index stride = 0;  // elements from one row to the next, >= cols
+
+    constexpr MatrixView() = default;
+    KIMIK3_HOST_DEVICE constexpr MatrixView(T* first, Index row_count, Index col_count)
+        : MatrixView(first, row_count, col_count, col_count) {}
+    KIMIK3_HOST_DEVICE constexpr MatrixView(T* first, Index row_count, Index col_count, Index row_stride)
+        : data(first), rows(row_count), cols(col_count), stride(row_stride) {}
+
+    KIMIK3_HOST_DEVICE constexpr T* row(Index r) const { return data + r * stride; }
+    KIMIK3_HOST_DEVICE constexpr T& operator()(Index r, Index c) const { return data[r * stride + c]; }
+    KIMIK3_HOST_DEVICE constexpr Index size() const { return rows * cols; }
+
+    /// Rows [begin, begin + count).
+    KIMIK3_HOST_DEVICE constexpr MatrixView middle_rows(Index begin, Index count) const {
+        return {data + begin * stride, count, cols, stride};
+    }
+    /// Columns [begin, begin + count).
+    KIMIK3_HOST_DEVICE constexpr MatrixView middle_cols(Index begin, Index count) const {
+        return {data + begin, rows, count, stride};
+    }
+
+    KIMIK3_HOST_DEVICE constexpr operator MatrixView<const T>() const
+        requires(!std::is_const_v<T>)
+    {
+        return {data, rows, cols, stride};
+    }
+};
+
+template <class T>
+struct VectorView {
+    T* data = nullptr;
+    Index size = 0;
+
+    constexpr VectorView() = default;
+    KIMIK3_HOST_DEVICE constexpr VectorView(T* first, Index count) : data(first), size(count) {}
+
+    KIMIK3_HOST_DEVICE constexpr T& operator[](Index i) const { return data[i]; }
+    KIMIK3_HOST_DEVICE constexpr T* begin() const { return data; }
+    KIMIK3_HOST_DEVICE constexpr T* end() const { return data + size; }
+
+    KIMIK3_HOST_DEVICE constexpr operator VectorView<const T>() const
+        requires(!std::is_const_v<T>)
+    {
+        return {data, size};
+    }
+};
+
+/// Parameter types of operations. In<T> and InVector<T> do not take part in deduction: T comes from the output, and a
+/// view of T converts to a view of const T on the way in.
+template <class T>
+using Out = MatrixView<T>;
+template <class T>
+using In = std::type_identity_t<MatrixView<const T>>;
+template <class T>
+using OutVector = VectorView<T>;
+template <class T>
+using InVector = std::type_identity_t<VectorView<const T>>;
+
+/// Throws unless a matrix has the shape that the operation expects of it.
+template <class T>
+void require_shape(const char* name, MatrixView<T> m, Index rows, Index cols) {
+    require(m.rows == rows && m.cols == cols, "{} must be [{}, {}], got [{}, {}]", name, rows, cols, m.rows, m.cols);
+}
+template <class T>
+void require_size(const char* name, VectorView<T> v, Index size) {
+    require(v.size == size, "{} must have {} elements, got {}", name, size, v.size);
+}
+
+}  // namespace kimik3
