@@ -24,7 +24,7 @@ struct LayerPattern {
 
     constexpr int size() const {
         int used = 0;
-        while (letters[used] != 0) ++used;
+        while (used < capacity && letters[used] != 0) ++used;
         return used;
     }
     constexpr char operator[](Index layer) const { return letters[layer]; }
@@ -35,9 +35,19 @@ struct LayerPattern {
 /// -e^A softplus(z).
 enum class DecayGate : std::uint8_t { bounded, softplus };
 
-/// chunkwise: the readable composition of one operation a step, any chunk size and gate.
+constexpr std::string_view name_of(DecayGate gate) {
+    return gate == DecayGate::bounded ? "bounded" : gate == DecayGate::softplus ? "softplus" : "";
+}
+
+/// chunkwise: the readable composition of one operation a step, either gate.
 /// fused: the fast path, which keeps a chunk of a head in cache from the raw projections to the output.
 enum class KdaImplementation : std::uint8_t { chunkwise, fused };
+
+constexpr std::string_view name_of(KdaImplementation implementation) {
+    return implementation == KdaImplementation::chunkwise ? "chunkwise"
+           : implementation == KdaImplementation::fused   ? "fused"
+                                                          : "";
+}
 
 struct ModelConfig {
     int vocab_size = 0;
