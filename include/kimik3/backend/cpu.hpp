@@ -11,16 +11,15 @@
 #include <mutex>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "kimik3/backend/backend.hpp"
 #include "kimik3/core/error.hpp"
 
 namespace kimik3 {
 
 struct Cpu {};
-
-template <class Backend>
-class Context;
 
 namespace detail {
 

@@ -37,7 +37,8 @@ public:
             tokens += shard.tokens();
             ends_.push_back(count() + (std::max)(Index{0}, shard.tokens() - 1) / seq);
         }
-        require(count() >= 1, "{}: a window of {} tokens and their targets needs a shard of {}, here are {} in {} shards",
+        require(count() >= 1,
+                "{}: a window of {} tokens and their targets needs a shard of {}, here are {} in {} shards",
                 shards_.front().name(), seq, seq + 1, tokens, shards_.size());
     }
 

@@ -10,52 +10,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
-#include <system_error>
 #include <utility>
 
-#include "kimik3/core/error.hpp"
+#include "kimik3/core/atomic_file.hpp"
 
 namespace kimik3 {
-
-namespace detail {
-
-/// The system's sentence for an errno value.
-inline std::string errno_text(int code) { return std::generic_category().message(code); }
-
-/// Owns a file descriptor; -1 is none.
-class FileDescriptor {
-public:
-    FileDescriptor() = default;
-    explicit FileDescriptor(int number) : number_(number) {}
-    FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-    FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-        std::swap(number_, other.number_);
-        return *this;
-    }
-    ~FileDescriptor() { close(); }
-
-    int get() const { return number_; }
-
-    /// 0, or the errno of close.
-    int close() {
-        const int number = std::exchange(number_, -1);
-        return number >= 0 && ::close(number) != 0 ? errno : 0;
-    }
-
-private:
-    int number_ = -1;
-};
-
-}  // namespace detail
 
 class InputFile {
 public:
     explicit InputFile(std::string path) : path_(std::move(path)) {
         // O_NONBLOCK: opening a pipe must not wait for a writer; it does nothing to a regular file.
-        descriptor_ = detail::FileDescriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-        require(descriptor_.get() >= 0, "cannot open '{}' for reading: {}", path_, detail::errno_text(errno));
+        file_ = detail::Descriptor(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+        if (!file_.is_open()) fail("cannot open '{}' for reading: {}", path_, detail::system_reason());
         struct stat status {};
-        require(::fstat(descriptor_.get(), &status) == 0, "cannot examine '{}': {}", path_, detail::errno_text(errno));
+        if (::fstat(file_.number(), &status) != 0) fail("cannot examine '{}': {}", path_, detail::system_reason());
         require(S_ISREG(status.st_mode), "'{}' is {}, not a regular file", path_,
                 S_ISDIR(status.st_mode) ? "a directory" : "a device, pipe or socket");
         size_bytes_ = status.st_size;
@@ -74,9 +42,9 @@ public:
         char* next = static_cast<char*>(destination);
         for (Index done = 0; done < count;) {
             const Index piece = (std::min)(count - done, largest_piece);
-            const auto got = ::pread(descriptor_.get(), next + done, to_size(piece), offset + done);
+            const auto got = ::pread(file_.number(), next + done, to_size(piece), offset + done);
             if (got < 0 && errno == EINTR) continue;
-            require(got >= 0, "cannot read '{}': {}", path_, detail::errno_text(errno));
+            if (got < 0) fail("cannot read '{}': {}", path_, detail::system_reason());
             require(got > 0, "'{}' was cut while it was being read: it had {} bytes when it was opened and ends at {}",
                     path_, size_bytes_, offset + done);
             done += got;
@@ -85,7 +53,7 @@ public:
 
 private:
     std::string path_;
-    detail::FileDescriptor descriptor_;
+    detail::Descriptor file_;
     Index size_bytes_ = 0;
 };
 

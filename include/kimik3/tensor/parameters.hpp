@@ -25,8 +25,15 @@ struct FieldRule {
     /// {D} blocks of D rows, {n, v} alternately n and v rows.
     std::vector<Index> muon_blocks{};
     bool decay = true;
-    bool expert = false;  // routed: only experts_per_token of num_experts are active
+    bool trained = true;          // false: a buffer of the checkpoint that no optimizer touches
+    std::vector<Index> shape{};   // in the checkpoint, where it is not [rows, cols] or [size]
 };
+
+/// A visitor of fields has three calls (name is the tail of the checkpoint name, rule a FieldRule):
+///   visit(name, matrix view, rows, cols, rule)         a matrix [rows, cols]
+///   visit(name, vector view, size, rule)               a vector [size]
+///   visit.experts(name, matrix view, experts, rows, cols, rule)
+///       experts matrices [rows, cols] one below the other; "{}" in the name stands for the expert
 
 /// One tensor of the checkpoint and its place in the flat parameter array.
 struct ParameterInfo {
@@ -34,6 +41,7 @@ struct ParameterInfo {
     std::vector<Index> shape;  // as in the released checkpoint
     Index offset = 0;          // elements, in the flat arrays of weights and of gradients
     Index count = 0;           // elements
+    Index experts = 0;         // routed experts that this is one of; 0: not a routed expert
     FieldRule rule{};
 };
 

@@ -1,0 +1,90 @@
+#pragma once
+// The dense feed-forward (spec 5): y = W_down SiTU(W_gate x, W_up x), x and y [N, M], inner width F.
+// GatedFfn works at any width: the first layer of the model and the shared experts of Stable LatentMoE both use it.
+
+#include "kimik3/config/model_config.hpp"
+#include "kimik3/layers/linear.hpp"
+#include "kimik3/ops/situ.hpp"
+#include "kimik3/tensor/arena.hpp"
+#include "kimik3/tensor/parameters.hpp"
+#include "kimik3/tensor/sequences.hpp"
+
+namespace kimik3 {
+
+template <class Backend, class T>
+struct GatedFfn {
+    template <class Weight>
+    struct ParamsOf {
+        MatrixView<Weight> gate_proj, up_proj;  // [F, M]
+        MatrixView<Weight> down_proj;           // [M, F]
+
+        template <class Visit>
+        void fields(Index width, Index inner, Visit&& visit) {
+            visit("gate_proj.weight", gate_proj, inner, width, FieldRule{.muon_blocks = {0}});
+            visit("up_proj.weight", up_proj, inner, width, FieldRule{.muon_blocks = {0}});
+            visit("down_proj.weight", down_proj, width, inner, FieldRule{.muon_blocks = {0}});
+        }
+    };
+    using Params = ParamsOf<T>;
+    using Grads = ParamsOf<accumulator_t<T>>;
+
+    struct Saved {
+        MatrixView<T> gate, up;  // [N, F]
+        MatrixView<T> hidden;    // [N, F] SiTU(gate, up)
+
+        static Saved bind(Arena& arena, Index tokens, Index inner) {
+            return {arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner)};
+        }
+    };
+
+    static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x, MatrixView<T> y,
+                        Add add, Saved& s) {
+        linear_forward(ctx, x, p.gate_proj, s.gate);
+        linear_forward(ctx, x, p.up_proj, s.up);
+        situ_forward(ctx, s.gate, s.up, betas, s.hidden);
+        linear_forward(ctx, s.hidden, p.down_proj, y, add);
+    }
+
+    /// dx is overwritten, or added to; s is used up.
+    static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
+                         MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
+        matmul_tn(ctx, dy, s.hidden, g.down_proj, Add::yes);
+        matmul_nn(ctx, dy, p.down_proj, s.hidden, Add::no);
+        situ_backward(ctx, s.hidden, s.gate, s.up, betas, s.gate, s.up);
+        linear_backward(ctx, s.gate, x, p.gate_proj, dx, add, g.gate_proj);
+        linear_backward(ctx, s.up, x, p.up_proj, dx, Add::yes, g.up_proj);
+    }
+};
+
+/// GatedFfn as the feed-forward of a decoder block.
+template <class Backend, class T>
+struct DenseFfnLayer {
+    using Ffn = GatedFfn<Backend, T>;
+
+    template <class Weight, class Kept>
+    struct ParamsOf : Ffn::template ParamsOf<Weight> {
+        template <class Visit>
+        void fields(const ModelConfig& c, Visit&& visit) {
+            Ffn::template ParamsOf<Weight>::fields(c.hidden_size, c.dense_intermediate_size, visit);
+        }
+    };
+    using Params = ParamsOf<T, accumulator_t<T>>;
+    using Grads = ParamsOf<accumulator_t<T>, accumulator_t<T>>;
+    using Saved = typename Ffn::Saved;
+
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+        return Saved::bind(arena, seq.tokens(), c.dense_intermediate_size);
+    }
+
+    static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s) {
+        Ffn::forward(ctx, {c.situ_beta, c.situ_linear_beta}, p, x, y, Add::no, s);
+    }
+
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
+                         MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+        Ffn::backward(ctx, {c.situ_beta, c.situ_linear_beta}, p, g, x, dy, dx, Add::no, s);
+    }
+};
+
+}  // namespace kimik3

@@ -1,0 +1,112 @@
+#pragma once
+// Eigen's products, with the rows of c shared out to the threads. A matrix of fewer than few_rows rows meets a weight
+// matrix that is read once: there the weight rows are shared out and each is dotted with every row of a, which runs at
+// the speed of memory. Both paths give a row the same result however many rows stand beside it, the first in multiples
+// of few_rows rows.
+
+#include "kimik3/backend/cpu.hpp"
+#include "kimik3/core/dtype.hpp"
+#include "kimik3/ops/cpu/lanes.hpp"
+#include "kimik3/ops/matmul.hpp"
+
+namespace kimik3 {
+namespace detail {
+
+/// Below this many rows a product with b^T reads b once (and the product kernel would work on padding).
+inline constexpr Index few_rows = 8;
+
+template <class T>
+using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class T>
+using EigenMap = Eigen::Map<EigenMatrix<T>, 0, Eigen::OuterStride<>>;
+template <class T>
+using EigenConstMap = Eigen::Map<const EigenMatrix<T>, 0, Eigen::OuterStride<>>;
+
+template <class T>
+EigenMap<T> eigen(MatrixView<T> m) {
+    return {m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride)};
+}
+template <class T>
+EigenConstMap<T> eigen(MatrixView<const T> m) {
+    return {m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride)};
+}
+
+template <class T, class A, class B>
+void store_product(const A& a, const B& b, MatrixView<T> c, Add add) {
+    if (add == Add::no) eigen(c).setZero();
+    eigen(c).noalias() += a * b;
+}
+
+/// Products on one thread, for operations that share out their own work.
+template <class T>
+void local_matmul_nt(In<T> a, In<T> b, Out<T> c, Add add) {
+    store_product(eigen(a), eigen(b).transpose(), c, add);
+}
+template <class T>
+void local_matmul_nn(In<T> a, In<T> b, Out<T> c, Add add) {
+    store_product(eigen(a), eigen(b), c, add);
+}
+template <class T>
+void local_matmul_tn(In<T> a, In<T> b, Out<T> c, Add add) {
+    store_product(eigen(a).transpose(), eigen(b), c, add);
+}
+
+/// c[row, n] = a[row] . b[n] for the rows of a (fewer than few_rows) and the rows [first, last) of b.
+template <class T>
+void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
+    constexpr int block = 4;
+    for (Index n = first; n < last; n += block) {
+        const int rows = static_cast<int>((std::min)(Index{block}, last - n));
+        const T* weights[block];
+        for (int j = 0; j < block; ++j) weights[j] = b.row(n + (j < rows ? j : 0));
+        for (Index m = 0; m < a.rows; ++m) {
+            const T* x = a.row(m);
+            Lane<T> sum[block];
+            for (int j = 0; j < block; ++j) sum[j].setZero();
+            for_lanes<T>(a.cols, [&](auto at) {
+                const Lane<T> value = at.load(x);
+                for (int j = 0; j < block; ++j) sum[j] += value * at.load(weights[j]);
+            });
+            for (int j = 0; j < rows; ++j) {
+                T& out = c(m, n + j);
+                out = (add == Add::yes ? out : T(0)) + sum[j].sum();
+            }
+        }
+    }
+}
+
+}  // namespace detail
+
+template <class T>
+void matmul_nt(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
+    require_shape("matmul_nt: c", c, a.rows, b.rows);
+    require_shape("matmul_nt: b", b, b.rows, a.cols);
+    if (a.rows < detail::few_rows) {
+        const Index grain = (std::max)(Index{4}, round_up(16384 / (std::max)(Index{1}, a.cols), 4));
+        ctx.parallel(b.rows, grain, [&](Index first, Index last) { detail::dot_rows<T>(a, b, c, add, first, last); });
+        return;
+    }
+    ctx.parallel(a.rows, detail::few_rows, [&](Index first, Index last) {
+        detail::local_matmul_nt<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
+    });
+}
+
+template <class T>
+void matmul_nn(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
+    require_shape("matmul_nn: c", c, a.rows, b.cols);
+    require_shape("matmul_nn: b", b, a.cols, b.cols);
+    ctx.parallel(a.rows, detail::few_rows, [&](Index first, Index last) {
+        detail::local_matmul_nn<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
+    });
+}
+
+template <class T>
+void matmul_tn(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
+    require_shape("matmul_tn: c", c, a.cols, b.cols);
+    require_shape("matmul_tn: b", b, a.rows, b.cols);
+    ctx.parallel(a.cols, detail::few_rows, [&](Index first, Index last) {
+        detail::local_matmul_tn<T>(a.middle_cols(first, last - first), b, c.middle_rows(first, last - first), add);
+    });
+}
+
+}  // namespace kimik3
