@@ -88,7 +88,7 @@ constexpr bool positive(Numbers... value) {
 }
 
 constexpr bool fits(Index count, Index size) {
-    constexpr Index limit = std::numeric_limits<int>::max();
+    constexpr Index limit = (std::numeric_limits<int>::max)();
     return count <= limit && size <= limit && count * size <= limit;
 }
 

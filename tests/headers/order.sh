@@ -1,0 +1,46 @@
+#!/bin/bash
+# headers/order.sh INCLUDE_FOLDER
+# The house rules that the text of a header shows: a folder includes only itself and the folders before it; JSON stays in
+# text/ and io/, PCRE2 in text/; what the umbrella reaches needs neither; the first line is #pragma once; macros are
+# KIMIK3_*; files are at most 400 lines long.
+cd "$1" || exit 1
+find kimik3 -name '*.hpp' | sort | xargs awk '
+    BEGIN {
+        split("core config backend tensor ops layers model text data train generate io", order)
+        for (place in order) rank[order[place]] = place
+    }
+    function complain(text) { printf "%s:%d: %s\n", FILENAME, FNR, text; failures++ }
+    function folder_of(path) { return split(path, part, "/") > 2 ? part[2] : "umbrella" }
+    FNR == 1 {
+        folder = folder_of(FILENAME)
+        if (folder != "umbrella" && !(folder in rank)) complain("the folder " folder " has no place in the order")
+        if ($0 != "#pragma once") complain("the first line is not #pragma once")
+        files++
+    }
+    FNR == 401 { complain("more than 400 lines") }
+    /^ *# *define/ && $0 !~ /^ *# *define (KIMIK3_|PCRE2_CODE_UNIT_WIDTH )/ { complain("a macro that is not KIMIK3_*") }
+    /^ *# *include/ {
+        if (match($0, /"[^"]*"/)) {
+            target = substr($0, RSTART + 1, RLENGTH - 2)
+            if (target !~ /^kimik3\//) complain("write includes as \"kimik3/...\"")
+            other = folder_of(target)
+            if (folder != "umbrella" && (other == "umbrella" || rank[other] + 0 > rank[folder] + 0))
+                complain(folder "/ includes " target ", which comes later")
+            includes[FILENAME] = includes[FILENAME] " " target
+        }
+        else if (/<nlohmann\//) { heavy[FILENAME] = "nlohmann_json"; if (folder != "text" && folder != "io") complain("JSON outside text/ and io/") }
+        else if (/<pcre2/) { heavy[FILENAME] = "PCRE2"; if (folder != "text") complain("PCRE2 outside text/") }
+    }
+    function reach(file, list, position, count) {
+        if (file in reached) return
+        reached[file] = 1
+        if (file in heavy) { printf "kimik3/kimik3.hpp needs %s through %s\n", heavy[file], file; failures++ }
+        count = split(includes[file], list, " ")
+        for (position = 1; position <= count; position++) reach(list[position])
+    }
+    END {
+        reach("kimik3/kimik3.hpp")
+        for (file in reached) count++
+        printf "%d headers, %d reached from the umbrella, %d failures\n", files, count, failures
+        exit failures > 0 || files == 0
+    }'
