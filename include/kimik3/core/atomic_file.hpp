@@ -45,15 +45,17 @@ inline std::string system_reason() { return std::generic_category().message(errn
 
 class AtomicFile {
 public:
-    explicit AtomicFile(std::filesystem::path target) : target_(std::move(target)), temporary_(target_) {
+    explicit AtomicFile(std::filesystem::path target) : target_(std::move(target)) {
         std::error_code unknown;
         const std::filesystem::file_status status = std::filesystem::status(target_, unknown);
         require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
                 "{}: only a regular file is replaced", target_.string());
-        temporary_ += fmt::format(".{}.tmp", ::getpid());
-        ::unlink(temporary_.c_str());  // left by a killed process that had our number
-        file_ = detail::Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-        check(file_.is_open(), "create");
+        // A name that exists belongs to another thread, or was left by a killed process that had our number.
+        for (int attempt = 0; !file_.is_open(); ++attempt) {
+            temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
+            file_ = detail::Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+            check(file_.is_open() || (errno == EEXIST && attempt < 1000), "create");
+        }
     }
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;
@@ -71,9 +73,9 @@ public:
 
     /// Overwrites bytes that have been written already, such as a header whose counts are known at the end.
     void rewrite(Index offset, const void* data, std::size_t bytes) {
-        require(offset >= 0 && offset + static_cast<Index>(bytes) <= size_,
-                "{}: bytes [{}, {}) to rewrite lie outside the {} written", target_.string(), offset,
-                offset + static_cast<Index>(bytes), size_);
+        require(0 <= offset && offset <= size_ && static_cast<Index>(bytes) <= size_ - offset,
+                "{}: {} bytes to rewrite from byte {} on lie outside the {} written", target_.string(), bytes, offset,
+                size_);
         write_at(offset, data, bytes);
     }
 
@@ -86,7 +88,7 @@ public:
         committed_ = true;
         const std::filesystem::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
         const detail::Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        check(directory.is_open() && ::fsync(directory.number()) == 0, "flush the folder of");
+        if (directory.is_open()) ::fsync(directory.number());  // the file is in place whether or not this is possible
     }
 
 private:

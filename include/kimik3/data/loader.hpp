@@ -38,8 +38,8 @@ public:
             ends_.push_back(count() + (std::max)(Index{0}, shard.tokens() - 1) / seq);
         }
         require(count() >= 1,
-                "{}: a window of {} tokens and their targets needs a shard of {}, here are {} in {} shards",
-                shards_.front().name(), seq, seq + 1, tokens, shards_.size());
+                "{}: a window of {} tokens needs a shard of more, for its targets; here are {} tokens in {} shards",
+                shards_.front().name(), seq, tokens, shards_.size());
     }
 
     Index count() const { return ends_.empty() ? 0 : ends_.back(); }

@@ -66,7 +66,7 @@ public:
     void read(Index first, std::span<std::int32_t> out) const {
         const Index count = static_cast<Index>(out.size());
         require(first >= 0 && count <= tokens_ && first <= tokens_ - count,
-                "{}: tokens [{}, {}) lie outside the {} of the shard", name_, first, first + count, tokens_);
+                "{}: {} tokens from token {} on lie outside the {} of the shard", name_, count, first, tokens_);
         if (!file_.is_open()) {
             std::copy_n(memory_.begin() + first, count, out.begin());
         } else if (token_bytes_ == detail::shard16.token_bytes) {
