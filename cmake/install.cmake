@@ -11,6 +11,7 @@ if(KIMIK3_IO)
     install(FILES cmake/FindPCRE2.cmake DESTINATION ${destination})
 endif()
 configure_file(cmake/kimik3Config.cmake.in kimik3Config.cmake @ONLY)
-write_basic_package_version_file(kimik3ConfigVersion.cmake COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+write_basic_package_version_file(kimik3ConfigVersion.cmake
+    VERSION ${KIMIK3_VERSION} COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES ${PROJECT_BINARY_DIR}/kimik3Config.cmake ${PROJECT_BINARY_DIR}/kimik3ConfigVersion.cmake
         DESTINATION ${destination})

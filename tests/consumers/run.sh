@@ -1,0 +1,24 @@
+#!/bin/bash
+# consumers/run.sh WAY SOURCE EIGEN_INCLUDE
+# Configures, builds, runs and installs the project in this folder, which takes kimik3 in the way WAY: find_package (from
+# a temporary prefix), add_subdirectory, fetch_content, or own_dependencies.
+set -e
+way=$1 source=$2 eigen=$3
+here=$(cd "$(dirname "$0")" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+if [ "$way" = find_package ]; then
+    cmake -S "$source" -B "$scratch/library" -DKIMIK3_BUILD_TESTS=OFF -DKIMIK3_BUILD_EXAMPLES=OFF \
+          -DKIMIK3_BUILD_BENCHMARKS=OFF > /dev/null
+    cmake --install "$scratch/library" --prefix "$scratch/first" > /dev/null
+    mv "$scratch/first" "$scratch/prefix"  # an installed tree may move
+fi
+cmake -S "$here" -B "$scratch/build" -DWAY="$way" -DKIMIK3_SOURCE="$source" -DEIGEN_INCLUDE="$eigen" \
+      -DCMAKE_PREFIX_PATH="$scratch/prefix" --no-warn-unused-cli > /dev/null
+cmake "$scratch/build" > /dev/null  # and once more, with the cache of the first time
+cmake --build "$scratch/build"
+"$scratch/build/consumer"
+cmake --install "$scratch/build" --prefix "$scratch/installed" > /dev/null
+installed=$(cd "$scratch/installed" && find . -type f)
+[ "$installed" = ./bin/consumer ] || { echo "installed: $installed"; exit 1; }
