@@ -1,0 +1,124 @@
+#pragma once
+// Stable LatentMoE (spec 6): a router at full width M chooses k of E experts for each token; the experts of inner width F
+// work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
+//   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x,  E_e(z) = w2 SiTU(w1 z, w3 z)
+// The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Training counts for quantile
+// balancing: forward adds its tokens to *balance where one is given (give it once a token, not when recomputing), and
+// balance_update moves the bias of the choice once an optimizer step.
+
+#include "kimik3/layers/dense_ffn.hpp"
+#include "kimik3/ops/expert_products.hpp"
+#include "kimik3/ops/quantile_balance.hpp"
+#include "kimik3/ops/rms_norm.hpp"
+#include "kimik3/ops/router.hpp"
+
+namespace kimik3 {
+
+template <class Backend, class T>
+struct LatentMoeLayer {
+    using Shared = GatedFfn<Backend, T>;
+
+    template <class Weight, class Kept>
+    struct ParamsOf {
+        MatrixView<Kept> gate;                     // [E, M] the router
+        VectorView<Kept> e_score_correction_bias;  // [E] for the choice only
+        MatrixView<Weight> routed_expert_down_proj;  // [L, M]
+        VectorView<Kept> routed_expert_norm;         // [L], with config.latent_norm
+        MatrixView<Weight> routed_expert_up_proj;    // [M, L]
+        MatrixView<Weight> w1, w3;                   // [E F, L] gate and up of the experts, one below the other
+        MatrixView<Weight> w2;                       // [E L, F] down
+        typename Shared::template ParamsOf<Weight> shared_experts;  // where there are any
+
+        template <class Visit>
+        void fields(const ModelConfig& c, Visit&& visit) {
+            const Index width = c.hidden_size, latent = c.moe_latent_size, inner = c.moe_intermediate_size;
+            const FieldRule whole{.muon_blocks = {0}};
+            visit("gate.weight", gate, Index{c.num_experts}, width, whole);
+            visit("gate.e_score_correction_bias", e_score_correction_bias, Index{c.num_experts},
+                  FieldRule{.init = Init::zeros, .decay = false, .trained = false});
+            visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
+            if (c.latent_norm) {
+                visit("routed_expert_norm.weight", routed_expert_norm, latent, FieldRule{.init = Init::ones, .decay = false});
+            }
+            visit("routed_expert_up_proj.weight", routed_expert_up_proj, width, latent, whole);
+            visit.experts("experts.{}.w1.weight", w1, Index{c.num_experts}, inner, latent, whole);
+            visit.experts("experts.{}.w3.weight", w3, Index{c.num_experts}, inner, latent, whole);
+            visit.experts("experts.{}.w2.weight", w2, Index{c.num_experts}, latent, inner, whole);
+            if (c.num_shared_experts > 0) {
+                shared_experts.fields(width, c.shared_intermediate_size(), [&](const char* name, auto&&... field) {
+                    visit(std::string("shared_experts.") + name, std::forward<decltype(field)>(field)...);
+                });
+            }
+        }
+    };
+    using Params = ParamsOf<T, accumulator_t<T>>;
+    using Grads = ParamsOf<accumulator_t<T>, accumulator_t<T>>;
+
+    struct Saved {
+        MatrixView<accumulator_t<T>> scores;   // [N, E] backward: gradients of the router's logits
+        MatrixView<std::int32_t> experts;      // [N, k]
+        MatrixView<accumulator_t<T>> weights;  // [N, k] p; backward: dp
+        VectorView<accumulator_t<T>> cutoff;   // [N]
+        ExpertDispatch dispatch;
+        MatrixView<T> z;                       // [N, L] backward: du, then dz
+        ExpertRows<T> expert;
+        MatrixView<T> u, normed;               // [N, L]; normed with config.latent_norm
+        VectorView<accumulator_t<T>> r;        // [N] of the norm
+        typename Shared::Saved shared;         // where there are shared experts
+    };
+
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+        using Wide = accumulator_t<T>;
+        const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token, latent = c.moe_latent_size;
+        Saved s;
+        s.scores = arena.matrix<Wide>(tokens, experts);
+        s.experts = arena.matrix<std::int32_t>(tokens, chosen);
+        s.weights = arena.matrix<Wide>(tokens, chosen);
+        s.cutoff = arena.vector<Wide>(tokens);
+        s.dispatch = ExpertDispatch::bind(arena, tokens, chosen, experts);
+        s.z = arena.matrix<T>(tokens, latent);
+        s.expert = ExpertRows<T>::bind(arena, s.dispatch.source.size, latent, c.moe_intermediate_size);
+        s.u = s.normed = arena.matrix<T>(tokens, latent);
+        if (c.latent_norm) {
+            s.normed = arena.matrix<T>(tokens, latent);
+            s.r = arena.vector<Wide>(tokens);
+        }
+        if (c.num_shared_experts > 0) s.shared = Shared::Saved::bind(arena, tokens, c.shared_intermediate_size());
+        return s;
+    }
+
+    /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
+    static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, const Balance* balance = nullptr,
+                        VectorView<const std::uint8_t> counted = {}) {
+        router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
+        if (balance != nullptr) {
+            balance_count(ctx, s.scores, s.cutoff, s.experts, p.e_score_correction_bias, counted, *balance);
+        }
+        expert_dispatch(ctx, s.experts, s.dispatch);
+        linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
+        expert_products_forward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.weights, s.expert, s.u);
+        if (c.latent_norm) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
+        linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
+        if (c.num_shared_experts > 0) Shared::forward(ctx, betas(c), p.shared_experts, x, y, Add::yes, s.shared);
+    }
+
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
+                         MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+        linear_backward(ctx, dy, s.normed, p.routed_expert_up_proj, s.z, Add::no, g.routed_expert_up_proj);
+        if (c.latent_norm) rms_norm_backward(ctx, s.z, s.u, p.routed_expert_norm, s.r, s.z, g.routed_expert_norm);
+        expert_products_backward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.expert, s.weights, s.z, g.w1, g.w3, g.w2);
+        router_backward(ctx, rule(c), s.experts, s.weights, s.scores);
+        linear_backward(ctx, s.z, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
+        linear_backward(ctx, s.scores, x, p.gate, dx, Add::yes, g.gate);
+        if (c.num_shared_experts > 0) {
+            Shared::backward(ctx, betas(c), p.shared_experts, g.shared_experts, x, dy, dx, Add::yes, s.shared);
+        }
+    }
+
+private:
+    static RouterRule rule(const ModelConfig& c) { return {c.moe_renormalize, c.routed_scaling_factor}; }
+    static SituBetas betas(const ModelConfig& c) { return {c.situ_beta, c.situ_linear_beta}; }
+};
+
+}  // namespace kimik3

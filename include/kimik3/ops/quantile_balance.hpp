@@ -1,0 +1,42 @@
+#pragma once
+// Quantile balancing (spec 6.3; report Eq. 13-14, App. D): the bias b that would have given every expert the load k / E,
+// estimated over all tokens of an optimizer step. r = cutoff - s is the bias that an expert needs to be chosen by a token;
+// new b_e = the k/E quantile of r over tokens, minus the mean over experts. r is counted in 1,000 equal bins over
+// [min b - 1, max b + 1], which holds every r; the quantile is interpolated within its bin.
+//   balance_count (ctx, scores [N, E], cutoff [N], experts [N, k], bias [E], counted [N], balance)
+//     adds the tokens with counted != 0 (all, when counted is empty) to histogram and load
+//   balance_update(ctx, balance, k, bias [E])   writes the new bias and clears; nothing counted: bias stays
+//   balance_clear (ctx, balance)                forgets what was counted
+// Integer counts: the order of tokens, micro-batches and threads does not matter, and histograms of machines add up.
+
+#include "kimik3/backend/backend.hpp"
+#include "kimik3/tensor/arena.hpp"
+
+namespace kimik3 {
+
+/// What one layer has counted since its last update.
+struct Balance {
+    static constexpr Index bins = 1000;
+    MatrixView<std::int64_t> histogram;  // [E, bins]
+    VectorView<std::int64_t> load;       // [E] tokens routed to each expert
+
+    static Balance bind(Arena& arena, Index experts) {
+        return {arena.matrix<std::int64_t>(experts, bins), arena.vector<std::int64_t>(experts)};
+    }
+};
+
+template <class Backend>
+void balance_count(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>, "kimik3: balance_count(ctx, scores, cutoff, experts, bias, counted, balance) has no "
+                                             "overload for these arguments");
+}
+template <class Backend>
+void balance_update(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>, "kimik3: balance_update(ctx, balance, k, bias) has no overload for these arguments");
+}
+template <class Backend>
+void balance_clear(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>, "kimik3: balance_clear(ctx, balance) has no overload for these arguments");
+}
+
+}  // namespace kimik3

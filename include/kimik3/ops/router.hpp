@@ -1,0 +1,33 @@
+#pragma once
+// The router of Stable LatentMoE (spec 6.1, 6.2), N tokens, E experts, k chosen by each token, k < E.
+//   router_forward (ctx, x [N, M], w [E, M], bias [E], rule, scores [N, E], experts [N, k], weights [N, k], cutoff [N])
+//     scores = sigmoid(x w^T); experts = the k largest of scores + bias, best first, equal ones to the lower expert;
+//     weights = factor s / (sum of the chosen s + 1e-20), or factor s: never with the bias;
+//     cutoff = the (k + 1)-th largest of scores + bias. A score or bias that is NaN is an Error naming the token.
+//   router_backward(ctx, rule, experts [N, k], dweights [N, k], scores [N, E])
+//     scores become the gradient of the logits: s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient. dweights are used up.
+// All of it in accumulator_t of the model's type.
+
+#include "kimik3/backend/backend.hpp"
+#include "kimik3/tensor/view.hpp"
+
+namespace kimik3 {
+
+/// How chosen scores become weights.
+struct RouterRule {
+    bool renormalize;
+    double factor;
+};
+
+template <class Backend>
+void router_forward(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>,
+                  "kimik3: router_forward(ctx, x, w, bias, rule, scores, experts, weights, cutoff) has no overload for these arguments");
+}
+template <class Backend>
+void router_backward(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>,
+                  "kimik3: router_backward(ctx, rule, experts, dweights, scores) has no overload for these arguments");
+}
+
+}  // namespace kimik3
