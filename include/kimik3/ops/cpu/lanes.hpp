@@ -24,7 +24,7 @@ inline Lane<T> lane(T value) {
 struct WholeLane {
     Index begin;
     template <class T>
-    Lane<T> load(const T* from) const {
+    Lane<T> load(const T* from, T = T(0)) const {
         return Eigen::Map<const Lane<T>>(from + begin);
     }
     template <class T>
@@ -34,12 +34,12 @@ struct WholeLane {
     }
 };
 
-/// The last, incomplete lane: count elements at begin; the rest reads as zero and is not written.
+/// The last, incomplete lane: count elements at begin; the rest reads as padding and is not written.
 struct PartLane {
     Index begin, count;
     template <class T>
-    Lane<T> load(const T* from) const {
-        Lane<T> value = lane(T(0));
+    Lane<T> load(const T* from, T padding = T(0)) const {
+        Lane<T> value = lane(padding);
         for (Index j = 0; j < count; ++j) value[j] = from[begin + j];
         return value;
     }

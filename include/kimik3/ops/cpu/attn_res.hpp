@@ -1,0 +1,131 @@
+#pragma once
+// AttnRes on the CPU: threads own tokens; a token's rows are read from memory once and stay in cache for the second pass.
+// The sum over tokens in backward is split into blocks of fixed size, so it does not depend on the number of threads.
+
+#include <cmath>
+#include <limits>
+
+#include "kimik3/backend/cpu.hpp"
+#include "kimik3/ops/attn_res.hpp"
+#include "kimik3/ops/cpu/lanes.hpp"
+
+namespace kimik3 {
+namespace detail {
+
+/// v . a and v . (b c), in one pass.
+template <class T>
+struct TwoDots {
+    T first, second;
+};
+template <class T>
+inline TwoDots<T> two_dots(const T* v, const T* a, const T* b, const T* c, Index count) {
+    Lane<T> first = lane(T(0)), second = first;
+    for_lanes<T>(count, [&](auto at) {
+        const Lane<T> value = at.load(v);
+        first += value * at.load(a);
+        second += value * at.load(b) * at.load(c);
+    });
+    return {first.sum(), second.sum()};
+}
+
+template <class T>
+void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
+    require(candidates.count >= 1, "attn_res mixes at least one candidate");
+    for (Index j = 0; j < candidates.count; ++j) require_shape("attn_res: candidate", candidates.view[j], rows, cols);
+}
+
+/// Backward of the tokens [first, last); dw [D] is overwritten with their share.
+template <class T>
+void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates<const T>& candidates, InVector<T> gamma,
+                             InVector<T> pi, In<T> p, In<T> r, In<T> h, const Candidates<T>& dcandidates, T* dw) {
+    const Index width = dh.cols, count = candidates.count;
+    for_lanes<T>(width, [&](auto at) { at.store(dw, lane(T(0))); });
+    for (Index n = first; n < last; ++n) {
+        const T* gradient = dh.row(n);
+        const T pulled = dot(gradient, h.row(n), width);
+        T score_slope[max_candidates], along_v[max_candidates];
+        for (Index j = 0; j < count; ++j) {
+            const auto [dh_v, w_v] = two_dots(candidates.view[j].row(n), gradient, gamma.data, pi.data, width);
+            score_slope[j] = p(n, j) * (dh_v - pulled) * r(n, j);
+            along_v[j] = score_slope[j] * w_v * r(n, j) * r(n, j) / static_cast<T>(width);
+        }
+        for_lanes<T>(width, [&](auto at) {
+            const Lane<T> from_h = at.load(gradient), w = at.load(gamma.data) * at.load(pi.data);
+            Lane<T> sum = at.load(dw);
+            for (Index j = 0; j < count; ++j) {
+                const Lane<T> v = at.load(candidates.view[j].row(n));
+                T* dv = dcandidates.view[j].row(n);
+                sum += score_slope[j] * v;
+                at.store(dv, Lane<T>(at.load(dv) + p(n, j) * from_h + score_slope[j] * w - along_v[j] * v));
+            }
+            at.store(dw, sum);
+        });
+    }
+}
+
+}  // namespace detail
+
+template <class T>
+void attn_res_forward(const Context<Cpu>& ctx, const std::type_identity_t<Candidates<const T>>& candidates, InVector<T> gamma,
+                      InVector<T> pi, double eps, Out<T> h, Out<accumulator_t<T>> p, Out<accumulator_t<T>> r) {
+    using detail::Lane;
+    const Index width = h.cols, count = candidates.count;
+    detail::check_candidates(candidates, h.rows, width);
+    require_size("attn_res: gamma", gamma, width);
+    require_size("attn_res: pi", pi, width);
+    require_shape("attn_res: p", p, h.rows, count);
+    require_shape("attn_res: r", r, h.rows, count);
+    ctx.parallel(h.rows, 4, [&](Index first, Index last) {
+        for (Index n = first; n < last; ++n) {
+            T weight[max_candidates], highest = -std::numeric_limits<T>::infinity(), total = 0;
+            for (Index j = 0; j < count; ++j) {
+                const T* v = candidates.view[j].row(n);
+                const auto [v_v, w_v] = detail::two_dots(v, v, gamma.data, pi.data, width);
+                r(n, j) = T(1) / std::sqrt(v_v / static_cast<T>(width) + static_cast<T>(eps));
+                weight[j] = r(n, j) * w_v;
+                highest = (std::max)(highest, weight[j]);
+            }
+            for (Index j = 0; j < count; ++j) total += weight[j] = std::exp(weight[j] - highest);
+            for (Index j = 0; j < count; ++j) p(n, j) = weight[j] /= total;
+            detail::for_lanes<T>(width, [&](auto at) {
+                Lane<T> mix = detail::lane(T(0));
+                for (Index j = 0; j < count; ++j) mix += weight[j] * at.load(candidates.view[j].row(n));
+                at.store(h.row(n), mix);
+            });
+        }
+    });
+}
+
+template <class T>
+void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identity_t<Candidates<const T>>& candidates,
+                       InVector<T> gamma, InVector<T> pi, In<accumulator_t<T>> p, In<accumulator_t<T>> r, In<T> h,
+                       const std::type_identity_t<Candidates<T>>& dcandidates, OutVector<T> dgamma, OutVector<T> dpi) {
+    using detail::Lane;
+    constexpr Index block = 32;
+    const Index rows = dh.rows, width = dh.cols, count = candidates.count, blocks = ceil_div(rows, block);
+    detail::check_candidates(candidates, rows, width);
+    detail::check_candidates(dcandidates, rows, width);
+    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count, dcandidates.count);
+    require_shape("attn_res: h", h, rows, width);
+    require_shape("attn_res: p", p, rows, count);
+    require_shape("attn_res: r", r, rows, count);
+    require_size("attn_res: gamma", gamma, width);
+    require_size("attn_res: pi", pi, width);
+    require_size("attn_res: dgamma", dgamma, width);
+    require_size("attn_res: dpi", dpi, width);
+    const MatrixView<T> dw(ctx.workspace<T>(0, blocks * width), blocks, width);
+    ctx.parallel(blocks, 1, [&](Index first, Index last) {
+        for (Index b = first; b < last; ++b) {
+            detail::local_attn_res_backward<T>(b * block, (std::min)(rows, (b + 1) * block), dh, candidates, gamma, pi, p, r, h,
+                                               dcandidates, dw.row(b));
+        }
+    });
+    detail::for_lanes<T>(width, [&](auto at) {
+        Lane<T> sum = detail::lane(T(0));
+        for (Index b = 0; b < blocks; ++b) sum += at.load(dw.row(b));
+        at.store(dgamma.data, Lane<T>(at.load(dgamma.data) + sum * at.load(pi.data)));
+        at.store(dpi.data, Lane<T>(at.load(dpi.data) + sum * at.load(gamma.data)));
+    });
+}
+
+}  // namespace kimik3
