@@ -31,6 +31,19 @@ struct LayerPattern {
     constexpr bool operator==(const LayerPattern&) const = default;
 };
 
+/// pattern repeats times, then last: repeat_layers("KKKM", 3, "M").
+constexpr LayerPattern repeat_layers(std::string_view pattern, int repeats, std::string_view last = "") {
+    LayerPattern layers;
+    int used = 0;
+    const auto append = [&](std::string_view letters) {
+        for (char letter : letters)
+            if (letter != ' ' && used < LayerPattern::capacity - 1) layers.letters[used++] = letter;
+    };
+    for (int r = 0; r < repeats; ++r) append(pattern);
+    append(last);
+    return layers;
+}
+
 /// The log-decay of KDA, from z = f_b(f_a x) + dt_bias (spec 2.2): bounded is g_min sigmoid(e^A z), softplus is
 /// -e^A softplus(z).
 enum class DecayGate : std::uint8_t { bounded, softplus };

@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 
+#include "kimik3/backend/cpu.hpp"
 #include "kimik3/tensor/view.hpp"
 
 namespace kimik3 {
@@ -15,9 +16,12 @@ namespace kimik3 {
 /// Every buffer and every view from an arena begins at a multiple of this.
 inline constexpr Index alignment_bytes = 64;
 
-/// Owned host memory, zero at the start.
+/// Owned memory of a backend, zero at the start.
+template <class T, class Backend = Cpu>
+class Buffer;
+
 template <class T>
-class Buffer {
+class Buffer<T, Cpu> {
 public:
     Buffer() = default;
     explicit Buffer(Index count) : size_(count) {
@@ -53,6 +57,10 @@ public:
 
     bool measuring() const { return block_ == nullptr; }
     Index used_bytes() const { return used_bytes_; }
+    /// The most that was ever used.
+    Index peak_bytes() const { return peak_bytes_; }
+    /// Gives back everything handed out since used_bytes() was mark: what comes next shares that memory.
+    void rewind(Index mark) { used_bytes_ = mark; }
 
     template <class T>
     MatrixView<T> matrix(Index rows, Index cols) {
@@ -68,13 +76,14 @@ private:
     T* take(Index count) {
         const Index begin = used_bytes_;
         used_bytes_ += round_up(count * static_cast<Index>(sizeof(T)), alignment_bytes);
+        peak_bytes_ = (std::max)(peak_bytes_, used_bytes_);
         if (measuring()) return nullptr;
         require(used_bytes_ <= capacity_bytes_, "the arena holds {} bytes, {} were asked for", capacity_bytes_, used_bytes_);
         return reinterpret_cast<T*>(block_ + begin);
     }
 
     std::byte* block_ = nullptr;
-    Index capacity_bytes_ = 0, used_bytes_ = 0;
+    Index capacity_bytes_ = 0, used_bytes_ = 0, peak_bytes_ = 0;
 };
 
 }  // namespace kimik3

@@ -4,6 +4,8 @@
 // optimizer groups, weight decay, counting and gradient checks read the table and nothing else.
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kimik3/tensor/view.hpp"
@@ -43,6 +45,26 @@ struct ParameterInfo {
     Index count = 0;           // elements
     Index experts = 0;         // routed experts that this is one of; 0: not a routed expert
     FieldRule rule{};
+};
+
+/// Passes every field on with a prefix before its name.
+template <class Visit>
+class PrefixedVisit {
+public:
+    PrefixedVisit(std::string prefix, Visit& visit) : prefix_(std::move(prefix)), visit_(visit) {}
+
+    template <class View, class... Rest>
+    void operator()(std::string_view name, View& view, Rest&&... rest) {
+        visit_(prefix_ + std::string(name), view, rest...);
+    }
+    template <class View, class... Rest>
+    void experts(std::string_view name, View& view, Rest&&... rest) {
+        visit_.experts(prefix_ + std::string(name), view, rest...);
+    }
+
+private:
+    std::string prefix_;
+    Visit& visit_;
 };
 
 }  // namespace kimik3

@@ -1,0 +1,67 @@
+#pragma once
+// The layer schedule: a list of types, one DecoderBlock<attention kind, feed-forward kind> a layer. It is computed from a
+// config (layer_types and num_dense_layers) or written out by hand:
+//   using Layers = LayerList<DecoderBlock<Kda, DenseFfn>, DecoderBlock<Kda, LatentMoe>, DecoderBlock<GatedMla, LatentMoe>>;
+// A kind is an empty tag; LayerFor (layers/decoder_block.hpp) names the layer that computes it. The position of a layer is
+// not in its type, so a model has at most four kinds of block however deep it is.
+
+#include "kimik3/config/invariants.hpp"
+#include "kimik3/core/type_list.hpp"
+
+namespace kimik3 {
+
+struct Kda {
+    static constexpr char letter = 'K';
+};
+struct GatedMla {
+    static constexpr char letter = 'M';
+};
+struct DenseFfn {
+    static constexpr bool dense = true;
+};
+struct LatentMoe {
+    static constexpr bool dense = false;
+};
+
+template <class AttnKind, class FfnKind>
+struct DecoderBlock {
+    using Attention = AttnKind;
+    using FeedForward = FfnKind;
+};
+
+template <class... Blocks>
+using LayerList = TypeList<Blocks...>;
+
+namespace detail {
+
+template <ModelConfig config, Index layer>
+using block_of = DecoderBlock<std::conditional_t<config.layer_types[layer] == Kda::letter, Kda, GatedMla>,
+                              std::conditional_t<(layer < config.num_dense_layers), DenseFfn, LatentMoe>>;
+
+template <ModelConfig config, class Layers>
+struct ScheduleOf;
+template <ModelConfig config, Index... layer>
+struct ScheduleOf<config, std::integer_sequence<Index, layer...>> {
+    using type = LayerList<block_of<config, layer>...>;
+};
+
+}  // namespace detail
+
+/// The schedule that a config describes.
+template <ModelConfig config>
+using schedule_of = typename detail::ScheduleOf<config, std::make_integer_sequence<Index, config.num_layers>>::type;
+
+/// Whether a schedule written by hand is the one that the config describes.
+template <class Schedule, ModelConfig config>
+constexpr bool schedule_agrees() {
+    if (Schedule::size != config.num_layers) return false;
+    bool agrees = true;
+    static_for<Schedule::size>([&](auto layer) {
+        using Block = typename Schedule::template at<layer>;
+        agrees = agrees && Block::Attention::letter == config.layer_types[layer] &&
+                 Block::FeedForward::dense == (layer < config.num_dense_layers);
+    });
+    return agrees;
+}
+
+}  // namespace kimik3
