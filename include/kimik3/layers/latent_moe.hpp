@@ -17,6 +17,7 @@ namespace kimik3 {
 template <class Backend, class T>
 struct LatentMoeLayer {
     using Shared = GatedFfn<Backend, T>;
+    using Balance = kimik3::Balance;
 
     template <class Weight, class Kept>
     struct ParamsOf {
@@ -45,9 +46,7 @@ struct LatentMoeLayer {
             visit.experts("experts.{}.w3.weight", w3, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w2.weight", w2, Index{c.num_experts}, latent, inner, whole);
             if (c.num_shared_experts > 0) {
-                shared_experts.fields(width, c.shared_intermediate_size(), [&](const char* name, auto&&... field) {
-                    visit(std::string("shared_experts.") + name, std::forward<decltype(field)>(field)...);
-                });
+                shared_experts.fields(width, c.shared_intermediate_size(), PrefixedVisit("shared_experts.", visit));
             }
         }
     };
