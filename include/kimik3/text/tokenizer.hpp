@@ -1,0 +1,288 @@
+#pragma once
+// Text -> token ids -> text, for byte-level tokenizers: plain bytes, and byte-pair encoding over bytes (GPT-2 and its
+// descendants). Without a normaliser, a prefix space, a Removed split or an added token that strips, decode(encode(text)) is
+// the text, whatever bytes it has: what is no UTF-8 is merged apart from what is, and the pre-tokenizer sees a border there.
+// Encoding is linear in the text up to the logarithm of its longest piece.
+
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "kimik3/text/added_tokens.hpp"
+#include "kimik3/text/bpe.hpp"
+#include "kimik3/text/byte_alphabet.hpp"
+#include "kimik3/text/pre_tokenizer.hpp"
+
+namespace kimik3 {
+
+/// Whether a special token written out in a text is that token or ordinary text. Text that users typed is as_text.
+enum class Specials : std::uint8_t { as_text, recognised };
+
+/// A value: copies share one immutable state, and any number of threads may use it.
+class Tokenizer {
+public:
+    /// Checks the data and builds the tables; throws Error naming what is wrong.
+    explicit Tokenizer(TokenizerSpec spec);
+
+    /// Ids 0..255 are the bytes and 256 is <|endoftext|>.
+    static Tokenizer bytes();
+
+    std::vector<std::int32_t> encode(std::string_view text, Specials specials) const;
+
+    /// The bytes of the tokens one after the other; they need not be UTF-8.
+    std::string decode(std::span<const std::int32_t> ids, bool skip_specials = false) const;
+
+    /// The highest id + 1. Files may leave ids below it without a token.
+    Index vocab_size() const { return static_cast<Index>(state_->tokens.size()); }
+
+    /// The id of the added token with this content, or of the token with these bytes.
+    std::optional<std::int32_t> id_of(std::string_view token) const;
+    std::string_view token_bytes(std::int32_t id) const { return token(id).bytes; }
+    bool is_special(std::int32_t id) const { return token(id).special; }
+
+    std::optional<std::int32_t> begin_id() const { return state_->spec.begin_id; }
+    std::optional<std::int32_t> end_id() const { return state_->spec.end_id; }
+
+    const TokenizerSpec& spec() const { return state_->spec; }
+
+private:
+    struct Token {
+        std::string bytes;
+        bool exists = false, special = false;
+        bool whole = false;  // a piece with these bytes is this one token
+    };
+    struct Replacement {
+        Regex pattern;
+        std::string content;
+    };
+    struct State {
+        explicit State(TokenizerSpec s);
+        State(const State&) = delete;
+        void add_vocabulary();
+        void add_merges();
+        void add_added_tokens();
+        Token& new_token(std::int32_t id, std::string_view bytes);
+
+        TokenizerSpec spec;
+        std::vector<Token> tokens;
+        std::unordered_map<std::string_view, std::int32_t> vocabulary, added;  // views into tokens
+        detail::MergeTable merges;
+        std::vector<Replacement> normalizer;
+        PreTokenizer pre_tokenizer;
+        std::optional<detail::AddedTokenFinder> raw_finder, normalized_finder;
+    };
+    class Encoding;
+
+    const Token& token(std::int32_t id) const {
+        const bool known = id >= 0 && id < vocab_size() && state_->tokens[to_size(id)].exists;
+        require(known, "token id {} is not one of the tokenizer's (its ids are below {})", id, vocab_size());
+        return state_->tokens[to_size(id)];
+    }
+
+    std::shared_ptr<const State> state_;
+};
+
+/// Takes ids one by one and hands out only complete, well-formed UTF-8; U+FFFD stands for bytes that cannot become any.
+class StreamDecoder {
+public:
+    explicit StreamDecoder(Tokenizer tokenizer, bool skip_specials = false)
+        : tokenizer_(std::move(tokenizer)), skip_specials_(skip_specials) {}
+
+    std::string push(std::int32_t id) { return utf8_.push(tokenizer_.decode({&id, 1}, skip_specials_)); }
+    std::string flush() { return utf8_.flush(); }
+
+private:
+    Tokenizer tokenizer_;
+    bool skip_specials_;
+    Utf8Stream utf8_;
+};
+
+/// One call of encode: its working memory and the ids so far.
+class Tokenizer::Encoding {
+public:
+    Encoding(const State& state, Specials specials) : state_(state), as_text_(specials == Specials::as_text) {}
+
+    std::vector<std::int32_t> run(std::string_view text) && {
+        state_.raw_finder->split(
+            text, as_text_, matcher_,
+            [&](std::string_view between) {
+                detail::for_each_utf8_run(
+                    between, [&](std::string_view run) { normalise(run); }, [&](std::string_view run) { merge(run); });
+            },
+            [&](std::int32_t id) { ids_.push_back(id); });
+        return std::move(ids_);
+    }
+
+private:
+    void normalise(std::string_view text) {
+        if (state_.normalizer.empty()) return find_normalized(text);
+        std::string changed(text);
+        for (const Replacement& step : state_.normalizer) {
+            std::string next;
+            detail::for_each_match(step.pattern, changed, matcher_, [&](Span span, bool is_match) {
+                if (is_match) next += step.content;
+                else next.append(changed, to_size(span.begin), to_size(span.end - span.begin));
+            });
+            changed = std::move(next);
+        }
+        find_normalized(changed);
+    }
+
+    void find_normalized(std::string_view text) {
+        state_.normalized_finder->split(
+            text, as_text_, matcher_,
+            [&](std::string_view between) {
+                state_.pre_tokenizer.split(between, matcher_, [&](std::string_view piece) { merge(piece); });
+            },
+            [&](std::int32_t id) { ids_.push_back(id); });
+    }
+
+    /// Most pieces are one token; of the others the short ones repeat.
+    void merge(std::string_view piece) {
+        if (const auto found = state_.vocabulary.find(piece);
+            found != state_.vocabulary.end() && state_.tokens[to_size(found->second)].whole) {
+            ids_.push_back(found->second);
+            return;
+        }
+        if (const auto known = cache_.find(piece); known != cache_.end()) {
+            const std::size_t at = ids_.size(), count = to_size(known->second.end - known->second.begin);
+            ids_.resize(at + count);
+            std::copy_n(ids_.begin() + known->second.begin, count, ids_.begin() + static_cast<std::ptrdiff_t>(at));
+            return;
+        }
+        const Index begin = static_cast<Index>(ids_.size());
+        state_.merges.encode(piece, scratch_, ids_);
+        if (piece.size() <= cached_piece_bytes && cache_.size() < cached_pieces)
+            cache_.emplace(piece, Span{begin, static_cast<Index>(ids_.size())});
+    }
+
+    static constexpr std::size_t cached_piece_bytes = 128, cached_pieces = 1 << 18;
+
+    const State& state_;
+    bool as_text_;
+    Matcher matcher_;
+    std::vector<std::int32_t> ids_;
+    std::unordered_map<std::string, Span, detail::TextHash, std::equal_to<>> cache_;  // piece -> where in ids_ it was encoded
+    detail::MergeTable::Scratch scratch_;
+};
+
+inline Tokenizer::Tokenizer(TokenizerSpec spec) : state_(std::make_shared<const State>(std::move(spec))) {}
+
+inline Tokenizer Tokenizer::bytes() {
+    TokenizerSpec spec;
+    for (std::int32_t byte = 0; byte < 256; ++byte)
+        spec.vocabulary.push_back({std::string(1, static_cast<char>(static_cast<unsigned char>(byte))), byte});
+    spec.added_tokens.push_back({std::string(end_of_text), 256, true});
+    spec.pre_tokenizer.push_back(ByteLevelStep{.use_regex = false});
+    return Tokenizer(std::move(spec));
+}
+
+inline std::vector<std::int32_t> Tokenizer::encode(std::string_view text, Specials specials) const {
+    return Encoding(*state_, specials).run(text);
+}
+
+inline std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_specials) const {
+    std::string out;
+    for (const std::int32_t id : ids)
+        if (const Token& t = token(id); !(skip_specials && t.special)) out += t.bytes;
+    return out;
+}
+
+inline std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
+    if (const auto found = state_->added.find(token); found != state_->added.end()) return found->second;
+    if (const auto found = state_->vocabulary.find(token); found != state_->vocabulary.end()) return found->second;
+    return std::nullopt;
+}
+
+inline Tokenizer::State::State(TokenizerSpec s) : spec(std::move(s)), pre_tokenizer(spec.pre_tokenizer) {
+    std::int32_t highest = -1;
+    const auto see = [&](std::int32_t id) {
+        require(id >= 0 && id < token_id_limit, "a token id must be in [0, {}), got {}", token_id_limit, id);
+        highest = (std::max)(highest, id);
+    };
+    for (const VocabularyEntry& entry : spec.vocabulary) see(entry.id);
+    for (const AddedToken& token : spec.added_tokens) see(token.id);
+    tokens.resize(to_size(highest + 1));
+    add_vocabulary();
+    add_merges();
+    add_added_tokens();
+    for (const NormalizerStep& step : spec.normalizer) {
+        if (const auto* prepend = std::get_if<PrependNormalizer>(&step)) {
+            require(is_utf8(prepend->prefix), "what a normaliser prepends must be UTF-8");
+            normalizer.push_back({Regex("\\A"), prepend->prefix});
+        } else {
+            const auto& replace = std::get<ReplaceNormalizer>(step);
+            require(is_utf8(replace.content) && !replace.pattern.empty(),
+                    "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace.pattern);
+            normalizer.push_back({Regex(replace.literal ? quote_regex(replace.pattern) : replace.pattern), replace.content});
+        }
+    }
+    const auto check = [&](std::optional<std::int32_t>& id, const char* name) {
+        const auto found = added.find(end_of_text);
+        if (!id && found != added.end() && tokens[to_size(found->second)].special) id = found->second;
+        const bool known = !id || (*id >= 0 && *id <= highest && tokens[to_size(*id)].exists);
+        require(known, "the {} token has id {}, which is no token", name, id.value_or(-1));
+    };
+    check(spec.begin_id, "begin");
+    check(spec.end_id, "end");
+}
+
+inline Tokenizer::Token& Tokenizer::State::new_token(std::int32_t id, std::string_view bytes) {
+    Token& token = tokens[to_size(id)];
+    require(!token.exists || token.bytes == bytes, "token id {} is given to two tokens", id);
+    if (!token.exists) token.bytes = bytes;
+    token.exists = true;
+    return token;
+}
+
+inline void Tokenizer::State::add_vocabulary() {
+    vocabulary.reserve(spec.vocabulary.size());
+    for (const VocabularyEntry& entry : spec.vocabulary) {
+        require(!entry.bytes.empty(), "token id {} is the empty text", entry.id);
+        const bool fresh = vocabulary.try_emplace(new_token(entry.id, entry.bytes).bytes, entry.id).second;
+        require(fresh, "the vocabulary gives the token '{}' twice", to_byte_alphabet(entry.bytes));
+    }
+    for (unsigned byte = 0; byte < 256; ++byte) {
+        const char text = static_cast<char>(static_cast<unsigned char>(byte));
+        const auto found = vocabulary.find(std::string_view(&text, 1));
+        require(found != vocabulary.end(), "a byte-level vocabulary has a token for every byte; this one has none for 0x{:02X}", byte);
+        merges.set_byte(static_cast<unsigned char>(byte), found->second);
+    }
+}
+
+inline void Tokenizer::State::add_merges() {
+    merges.reserve(spec.merges.size());
+    const auto bytes = [&](std::int32_t id) -> const std::string& {
+        const bool known = id >= 0 && to_size(id) < tokens.size() && tokens[to_size(id)].exists;
+        require(known, "a merge names the token id {}, which is not in the vocabulary", id);
+        return tokens[to_size(id)].bytes;
+    };
+    for (const Merge& pair : spec.merges) {
+        const auto found = vocabulary.find(bytes(pair.left) + bytes(pair.right));
+        require(found != vocabulary.end(), "the merge of '{}' and '{}' gives a token that is not in the vocabulary",
+                to_byte_alphabet(bytes(pair.left)), to_byte_alphabet(bytes(pair.right)));
+        merges.add(pair, found->second);
+    }
+}
+
+/// Also marks the tokens that a piece with their bytes comes out as, which special ones only do by merges.
+inline void Tokenizer::State::add_added_tokens() {
+    for (const AddedToken& token : spec.added_tokens) {
+        require(!token.content.empty() && is_utf8(token.content), "added token {} must be UTF-8 and not empty", token.id);
+        Token& entry = new_token(token.id, token.content);
+        entry.special = entry.special || token.special;
+        require(added.try_emplace(entry.bytes, token.id).second, "the added token '{}' is given twice", token.content);
+    }
+    raw_finder.emplace(spec.added_tokens, false);
+    normalized_finder.emplace(spec.added_tokens, true);
+    detail::MergeTable::Scratch scratch;
+    std::vector<std::int32_t> ids;
+    for (const VocabularyEntry& entry : spec.vocabulary) {
+        Token& token = tokens[to_size(entry.id)];
+        ids.clear();
+        if (!(spec.ignore_merges && !token.special)) merges.encode(entry.bytes, scratch, ids);
+        token.whole = ids.empty() || (ids.size() == 1 && ids[0] == entry.id);
+    }
+}
+
+}  // namespace kimik3
