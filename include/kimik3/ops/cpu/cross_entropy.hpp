@@ -12,55 +12,67 @@
 namespace kimik3 {
 namespace detail {
 
-/// log(sum exp(x)), safe for any finite x and for -inf beside them.
+/// The largest of count > 0 numbers.
 template <class T>
-inline T log_sum_exp(const T* x, Index count) {
+inline T largest(const T* x, Index count) {
     constexpr T lowest = -std::numeric_limits<T>::infinity();
-    Lane<T> top = lane(lowest), total = lane(T(0));
+    Lane<T> top = lane(lowest);
     for_lanes<T>(count, [&](auto at) { top = top.max(at.load(x, lowest)); });
-    const T highest = top.maxCoeff();
-    for_lanes<T>(count, [&](auto at) { total += (at.load(x, lowest) - highest).exp(); });
-    return highest + std::log(total.sum());
+    return top.maxCoeff();
+}
+
+template <class T>
+void check_cross_entropy(In<T> logits, std::span<const std::int32_t> targets, InVector<T> loss) {
+    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}", logits.rows,
+            targets.size());
+    require_size("cross_entropy: loss", loss, logits.rows);
+    check_targets(targets, logits.cols);
 }
 
 }  // namespace detail
 
 template <class T>
 void cross_entropy(const Context<Cpu>& ctx, In<T> logits, std::span<const std::int32_t> targets, OutVector<T> loss) {
-    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}", logits.rows,
-            targets.size());
-    require_size("cross_entropy: loss", loss, logits.rows);
-    check_targets(targets, logits.cols);
+    using detail::Lane;
+    detail::check_cross_entropy<T>(logits, targets, loss);
     ctx.parallel(logits.rows, 1, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
-            const std::int32_t target = targets[to_size(n)];
-            loss[n] = target == ignored_target ? T(0) : detail::log_sum_exp(logits.row(n), logits.cols) - logits(n, target);
+            const T* row = logits.row(n);
+            loss[n] = 0;
+            if (targets[to_size(n)] == ignored_target) continue;
+            const T highest = detail::largest(row, logits.cols);
+            const T total = detail::sum_lanes<T>(logits.cols, [&](auto at) -> Lane<T> {
+                return (at.load(row, -std::numeric_limits<T>::infinity()) - highest).exp();
+            });
+            loss[n] = std::log(total) + (highest - row[targets[to_size(n)]]);
         }
     });
 }
 
 template <class T>
 void cross_entropy_backward(const Context<Cpu>& ctx, Out<T> logits, std::span<const std::int32_t> targets, double scale,
-                            InVector<accumulator_t<T>> loss) {
+                            OutVector<accumulator_t<T>> loss) {
     using detail::Lane;
-    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}", logits.rows,
-            targets.size());
-    require_size("cross_entropy: loss", loss, logits.rows);
-    check_targets(targets, logits.cols);
-    const T factor = static_cast<T>(scale);
+    detail::check_cross_entropy<T>(logits, targets, loss);
     ctx.parallel(logits.rows, 1, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
             T* row = logits.row(n);
             const std::int32_t target = targets[to_size(n)];
+            loss[n] = 0;
             if (target == ignored_target) {
                 std::fill_n(row, logits.cols, T(0));
                 continue;
             }
-            const T log_total = loss[n] + row[target];
-            detail::for_lanes<T>(logits.cols, [&](auto at) {
-                at.store(row, Lane<T>((at.load(row) - log_total).exp() * factor));
+            const T highest = detail::largest<T>(row, logits.cols), below = highest - row[target];
+            const T total = detail::sum_lanes<T>(logits.cols, [&](auto at) {
+                const Lane<T> share = (at.load(row, -std::numeric_limits<T>::infinity()) - highest).exp();
+                at.store(row, share);
+                return share;
             });
-            row[target] -= factor;
+            const T factor = static_cast<T>(scale) / total;
+            detail::for_lanes<T>(logits.cols, [&](auto at) { at.store(row, Lane<T>(at.load(row) * factor)); });
+            row[target] -= static_cast<T>(scale);
+            loss[n] = std::log(total) + below;
         }
     });
 }
