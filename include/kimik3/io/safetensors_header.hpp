@@ -168,8 +168,8 @@ private:
     void end_tensor() {
         for (const char* field : {"dtype", "shape", "data_offsets"})
             require(seen_.contains(field), "'{}': tensor '{}' has no {}", path_, shown_name(name_), field);
-        require(offsets_.size() == 2, "'{}': data_offsets of tensor '{}' must be [begin, end], it has {} numbers", path_,
-                shown_name(name_), offsets_.size());
+        require(offsets_.size() == 2, "'{}': data_offsets of tensor '{}' must be [begin, end], it has {} numbers",
+                path_, shown_name(name_), offsets_.size());
         require(offsets_[0] <= offsets_[1], "'{}': data_offsets [{}, {}] of tensor '{}' run backwards", path_,
                 offsets_[0], offsets_[1], shown_name(name_));
         const std::optional<Index> count = element_count(tensor_.shape, tensor_.dtype);
@@ -210,6 +210,8 @@ inline SafetensorsHeader read_safetensors_header(const InputFile& file, Index& d
             file.path(), data_begin, file.size_bytes());
     std::string text(length, '\0');
     file.read(length_bytes, text.data(), static_cast<Index>(length));
+    // The parser takes a zero for the end of its input.
+    require(text.find('\0') == text.npos, "'{}': the header has a zero byte", file.path());
     SafetensorsHeader header;
     SafetensorsHeaderReader reader(file.path(), header);
     nlohmann::json::sax_parse(text, &reader);
@@ -231,8 +233,8 @@ inline void check_ranges(std::map<std::string, TensorInfo, std::less<>>& tensors
         TensorInfo& tensor = entry->second;
         const Index begin = tensor.file_offset, end = begin + tensor.size_bytes;
         require(end <= data_bytes, "'{}' is cut: tensor '{}' ends at byte {} of the file, which has {} bytes",
-                file.path(), shown_name(entry->first), static_cast<std::uint64_t>(data_begin) + static_cast<std::uint64_t>(end),
-                file.size_bytes());
+                file.path(), shown_name(entry->first),
+                static_cast<std::uint64_t>(data_begin) + static_cast<std::uint64_t>(end), file.size_bytes());
         require(begin >= covered, "'{}': tensor '{}' begins at {} of the data, inside the tensor before it which ends "
                 "at {}", file.path(), shown_name(entry->first), begin, covered);
         require(begin == covered, "'{}': the bytes [{}, {}) of the data, before tensor '{}', belong to no tensor",

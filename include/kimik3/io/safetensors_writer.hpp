@@ -35,9 +35,9 @@ struct TensorToWrite {
 };
 
 namespace detail {
-Index announced_bytes(const std::string& name, const std::vector<Index>& shape, DType dtype);
-std::string format_safetensors_header(std::vector<TensorToWrite>& tensors,
-                                      const std::map<std::string, std::string>& metadata);
+inline Index announced_bytes(const std::string& name, const std::vector<Index>& shape, DType dtype);
+inline std::string format_safetensors_header(std::vector<TensorToWrite>& tensors,
+                                             const std::map<std::string, std::string>& metadata);
 }  // namespace detail
 
 /// A tensor whose elements lie in memory; they are not copied and must live until the file is written.

@@ -10,7 +10,7 @@
 
 namespace kimik3::detail {
 
-static_assert(std::endian::native == std::endian::little, "kimik3: safetensors files are read on little-endian machines");
+static_assert(std::endian::native == std::endian::little, "kimik3: files are read on little-endian machines");
 
 template <class T>
 inline constexpr bool is_float = std::is_floating_point_v<T> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
