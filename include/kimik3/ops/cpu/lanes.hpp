@@ -3,7 +3,16 @@
 // registers carry it whatever their width. Loops over lanes give every element the same arithmetic wherever it stands:
 // a short tail is padded and takes the same path, so a row's result does not depend on its neighbours or its alignment.
 
+// g++ 12 warns of its own AVX-512 headers, which Eigen includes, where they are inlined (GCC bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <Eigen/Core>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
 #include "kimik3/core/base.hpp"
 
