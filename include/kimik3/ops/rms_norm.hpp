@@ -3,7 +3,7 @@
 //   rms_norm_forward (ctx, x [N, D], w [D], eps, y [N, D], r [N])
 //   rms_norm_backward(ctx, dy [N, D], x [N, D], w [D], r [N], dx [N, D], dw [D])
 //     dx = r (g - x^ mean(g x^)), g = dy w, x^ = x r: overwritten;  dw += sum over rows of dy x^
-// Statistics and sums in accumulator_t<T>, one rounding at the end. y may be x, and dx may be dy.
+// Statistics and sums in accumulator_t<T>, one rounding at the end. y may be x, and dx may be dy or x.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/core/dtype.hpp"
