@@ -24,6 +24,7 @@ public:
     }
     Matrix(const Matrix&) = default;
     Matrix(Matrix&&) = default;
+    Matrix& operator=(Matrix&&) = default;
     ~Matrix() {
         Index harmed = 0;
         for (Index e = 0; e < static_cast<Index>(memory_.size()); ++e) {

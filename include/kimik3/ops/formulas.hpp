@@ -48,4 +48,12 @@ KIMIK3_HOST_DEVICE inline SituGradient<V> situ_gradient(const V& gate, const V& 
             dy * beta * t * s * (V(1.0f) - h * h)};
 }
 
+/// log(1 + e^x), whose derivative is the sigmoid.
+template <class V>
+KIMIK3_HOST_DEVICE inline V softplus(const V& x) {
+    using std::abs, std::exp, std::log1p;
+    const V size = abs(x), e = exp(-size);
+    return V(0.5f) * (x + size) + log1p(e);
+}
+
 }  // namespace kimik3

@@ -1,0 +1,209 @@
+#pragma once
+// Kimi Delta Attention as a layer (spec 2), x and y [N, M], H heads of D channels, P = H D:
+//   q, k, v = conv(W x) each, with SiLU;  z = W_fb W_fa x;  b = W_b x
+//   o = KDA(unit q, unit k, v, gate(z; A_log, dt_bias), sigmoid b)
+//   y = W_o (RMSNorm_D(o) sigmoid(W_g x)), the output gate being optional
+// The chunkwise implementation composes one operation a step; the fused one is ops/kda_fused.hpp. A single new token
+// takes the recurrent step in both.
+
+#include "kimik3/config/model_config.hpp"
+#include "kimik3/layers/linear.hpp"
+#include "kimik3/ops/decay_gate.hpp"
+#include "kimik3/ops/gated_norm.hpp"
+#include "kimik3/ops/kda_chunk.hpp"
+#include "kimik3/ops/kda_fused.hpp"
+#include "kimik3/ops/kda_recurrent.hpp"
+#include "kimik3/ops/l2_norm.hpp"
+#include "kimik3/ops/short_conv.hpp"
+#include "kimik3/ops/sigmoid.hpp"
+#include "kimik3/tensor/arena.hpp"
+#include "kimik3/tensor/parameters.hpp"
+#include "kimik3/tensor/sequences.hpp"
+
+namespace kimik3 {
+
+template <class Backend, class T>
+struct KdaLayer {
+    using A = accumulator_t<T>;
+
+    template <class Weight, class Kept>
+    struct ParamsOf {
+        MatrixView<Weight> q_proj, k_proj, v_proj;      // [P, M]
+        MatrixView<Kept> q_conv1d, k_conv1d, v_conv1d;  // [P, W]
+        MatrixView<Weight> f_a_proj;                    // [R, M] decay gate, rank R
+        MatrixView<Weight> f_b_proj;                    // [P, R]
+        MatrixView<Weight> b_proj;                      // [H, M]
+        VectorView<Kept> A_log;                         // [H]
+        VectorView<Kept> dt_bias;                       // [P]
+        MatrixView<Weight> g_proj;                      // [P, M], no field without the output gate
+        VectorView<Kept> o_norm;                        // [D]
+        MatrixView<Weight> o_proj;                      // [M, P]
+
+        template <class Visit>
+        void fields(const ModelConfig& c, Visit&& visit) {
+            const Index width = c.hidden_size, inner = c.kda_width(), rank = c.kda_gate_rank, taps = c.kda_conv_size;
+            const FieldRule per_head{.muon_blocks = {c.kda_head_dim}}, whole{.muon_blocks = {0}};
+            const FieldRule conv{.init = Init::conv, .decay = false, .shape = {inner, 1, taps}};
+            visit("q_proj.weight", q_proj, inner, width, per_head);
+            visit("k_proj.weight", k_proj, inner, width, per_head);
+            visit("v_proj.weight", v_proj, inner, width, per_head);
+            visit("q_conv1d.weight", q_conv1d, inner, taps, conv);
+            visit("k_conv1d.weight", k_conv1d, inner, taps, conv);
+            visit("v_conv1d.weight", v_conv1d, inner, taps, conv);
+            visit("f_a_proj.weight", f_a_proj, rank, width, whole);
+            visit("f_b_proj.weight", f_b_proj, inner, rank, per_head);
+            visit("b_proj.weight", b_proj, Index{c.kda_heads}, width, FieldRule{});
+            visit("A_log", A_log, Index{c.kda_heads}, FieldRule{.init = Init::zeros, .decay = false});
+            visit("dt_bias", dt_bias, inner, FieldRule{.init = Init::dt_bias, .decay = false});
+            if (c.kda_output_gate) visit("g_proj.weight", g_proj, inner, width, per_head);
+            visit("o_norm.weight", o_norm, Index{c.kda_head_dim}, FieldRule{.init = Init::ones, .decay = false});
+            visit("o_proj.weight", o_proj, width, inner, whole);
+        }
+    };
+    using Params = ParamsOf<T, A>;
+    using Grads = ParamsOf<A, A>;
+
+    /// Members marked with an arrow hold a gradient during backward.
+    struct Saved {
+        MatrixView<T> q_in, k_in, v_in;  // [N, P] before the convolution
+        MatrixView<T> q, k, v;           // [N, P] after it -> their gradients, then those of q_in, k_in, v_in
+        MatrixView<T> f_low;             // [N, R] W_fa x -> its gradient
+        MatrixView<T> z;                 // [N, P]
+        MatrixView<T> b;                 // [N, H] -> its gradient
+        MatrixView<A> states;            // [chunks, H D D]
+        MatrixView<T> o;                 // [N, P] -> the gradient of z
+        MatrixView<A> o_r;               // [N, H] of o_norm
+        MatrixView<T> gate;              // [N, P], or no columns -> its gradient
+        MatrixView<T> normed;            // [N, P] what o_proj reads -> its gradient, then that of o
+        // chunkwise only
+        MatrixView<T> q_unit, k_unit;  // [N, P]
+        MatrixView<A> q_r, k_r;        // [N, H]
+        MatrixView<T> g;               // [N, P] log-decay -> its gradient
+        MatrixView<T> beta;            // [N, H]
+    };
+
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+        const Index tokens = seq.tokens(), heads = c.kda_heads;
+        const auto wide = [&] { return arena.matrix<T>(tokens, c.kda_width()); };
+        Saved s{};
+        for (MatrixView<T>* m : {&s.q_in, &s.k_in, &s.v_in, &s.q, &s.k, &s.v, &s.z, &s.o, &s.normed}) *m = wide();
+        if (c.kda_output_gate) s.gate = wide();
+        s.f_low = arena.matrix<T>(tokens, c.kda_gate_rank);
+        s.b = arena.matrix<T>(tokens, heads);
+        s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
+        s.o_r = arena.matrix<A>(tokens, heads);
+        if (c.kda_implementation == KdaImplementation::fused) return s;
+        for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
+        s.q_r = arena.matrix<A>(tokens, heads), s.k_r = arena.matrix<A>(tokens, heads);
+        s.beta = arena.matrix<T>(tokens, heads);
+        return s;
+    }
+
+    /// What decoding keeps. A sequence with no past ignores what its slot holds.
+    struct State {
+        MatrixView<A> q_window, k_window, v_window;  // [slots, (W - 1) P] inputs of the convolutions, the oldest first
+        MatrixView<A> s;                             // [slots, H D D]
+
+        /// Calls visit with every member.
+        template <class Visit>
+        void each(Visit&& visit) const {
+            visit(q_window); visit(k_window); visit(v_window); visit(s);
+        }
+    };
+
+    static State bind_state(Arena& arena, const ModelConfig& c, Index slots, Index /*max_len*/) {
+        const Index window = (Index{c.kda_conv_size} - 1) * c.kda_width();
+        return {arena.matrix<A>(slots, window), arena.matrix<A>(slots, window), arena.matrix<A>(slots, window),
+                arena.matrix<A>(slots, state_size(c))};
+    }
+
+    static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
+        State none{};
+        State& kept = state != nullptr ? *state : none;
+        convolved(ctx, seq, x, p.q_proj, p.q_conv1d, s.q_in, s.q, kept.q_window);
+        convolved(ctx, seq, x, p.k_proj, p.k_conv1d, s.k_in, s.k, kept.k_window);
+        convolved(ctx, seq, x, p.v_proj, p.v_conv1d, s.v_in, s.v, kept.v_window);
+        linear_forward(ctx, x, p.f_a_proj, s.f_low);
+        linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
+        linear_forward(ctx, x, p.b_proj, s.b);
+        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
+        if (c.kda_output_gate) linear_forward(ctx, x, p.g_proj, s.gate);
+        gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
+        linear_forward(ctx, s.normed, p.o_proj, y);
+    }
+
+    /// dx is overwritten; s is used up.
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences& seq,
+                         MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+        matmul_tn(ctx, dy, s.normed, g.o_proj, Add::yes);
+        matmul_nn(ctx, dy, p.o_proj, s.normed, Add::no);
+        gated_norm_backward(ctx, c.kda_heads, s.normed, s.o, s.gate, p.o_norm, s.o_r, s.normed, s.gate, g.o_norm);
+        attend_backward(ctx, c, p, g, seq, s);
+        convolved_backward(ctx, seq, x, p.q_proj, p.q_conv1d, s.q_in, s.q, dx, Add::no, g.q_proj, g.q_conv1d);
+        convolved_backward(ctx, seq, x, p.k_proj, p.k_conv1d, s.k_in, s.k, dx, Add::yes, g.k_proj, g.k_conv1d);
+        convolved_backward(ctx, seq, x, p.v_proj, p.v_conv1d, s.v_in, s.v, dx, Add::yes, g.v_proj, g.v_conv1d);
+        matmul_tn(ctx, s.o, s.f_low, g.f_b_proj, Add::yes);
+        matmul_nn(ctx, s.o, p.f_b_proj, s.f_low, Add::no);
+        linear_backward(ctx, s.f_low, x, p.f_a_proj, dx, Add::yes, g.f_a_proj);
+        linear_backward(ctx, s.b, x, p.b_proj, dx, Add::yes, g.b_proj);
+        if (c.kda_output_gate) linear_backward(ctx, s.gate, x, p.g_proj, dx, Add::yes, g.g_proj);
+    }
+
+private:
+    static Index state_size(const ModelConfig& c) { return Index{c.kda_width()} * c.kda_head_dim; }
+
+    static KdaFusedForm fused_form(const ModelConfig& c) { return {c.kda_heads, c.kda_chunk_size, c.kda_lower_bound}; }
+    static DecayGateForm gate_form(const ModelConfig& c) { return {c.kda_gate, c.kda_lower_bound}; }
+    static KdaRawInput<T> raw_input(const Params& p, const Saved& s, MatrixView<const A> initial) {
+        return {s.q, s.k, s.v, s.z, s.b, p.A_log, p.dt_bias, initial};
+    }
+    static KdaInput<T> unit_input(const Saved& s, MatrixView<const A> initial) {
+        return {s.q_unit, s.k_unit, s.v, s.g, s.beta, initial};
+    }
+
+    static void convolved(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x, MatrixView<const T> proj,
+                          MatrixView<const A> conv, MatrixView<T> in, MatrixView<T> out, MatrixView<A> window) {
+        linear_forward(ctx, x, proj, in);
+        short_conv_forward(ctx, seq, in, conv, window, out, window);
+    }
+
+    /// out: the gradient of the convolution's output, then of its input.
+    static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x, MatrixView<const T> proj,
+                                   MatrixView<const A> conv, MatrixView<const T> in, MatrixView<T> out, MatrixView<T> dx, Add add,
+                                   MatrixView<A> dproj, MatrixView<A> dconv) {
+        const MatrixView<A> none{};
+        short_conv_backward(ctx, seq, out, in, conv, none, none, out, dconv, none);
+        linear_backward(ctx, out, x, proj, dx, add, dproj);
+    }
+
+    /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
+    static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq, Saved& s,
+                       MatrixView<A> kept, MatrixView<A> states) {
+        if (c.kda_implementation == KdaImplementation::fused)
+            return kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
+        l2_norm_forward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r);
+        l2_norm_forward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r);
+        decay_gate_forward(ctx, gate_form(c), s.z, p.A_log, p.dt_bias, s.g);
+        sigmoid_forward(ctx, s.b, s.beta);
+        if (states.rows == 0 && seq.longest() <= 1) return kda_recurrent_forward(ctx, seq, c.kda_heads, unit_input(s, kept), s.o, kept);
+        kda_chunk_forward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, kept), s.o, kept, states);
+    }
+
+    /// From the gradient of o in s.normed: those of q, k, v and b in their places, that of z in s.o.
+    static void attend_backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences& seq,
+                                Saved& s) {
+        if (c.kda_implementation == KdaImplementation::fused) {
+            const KdaRawGradient<T> gradient{s.q, s.k, s.v, s.o, s.b, g.A_log, g.dt_bias};
+            return kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}), s.states, s.normed, {}, gradient);
+        }
+        const KdaGradient<T> gradient{s.q, s.k, s.v, s.g, s.b};
+        kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {}, gradient);
+        l2_norm_backward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r, s.q);
+        l2_norm_backward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r, s.k);
+        decay_gate_backward(ctx, gate_form(c), s.g, s.z, p.A_log, p.dt_bias, s.o, g.A_log, g.dt_bias);
+        sigmoid_backward(ctx, s.b, s.beta, s.b);
+    }
+};
+
+}  // namespace kimik3

@@ -1,0 +1,87 @@
+#pragma once
+// One token of one head of KDA on one thread, and what the KDA operations share: shapes, checks, places of heads.
+
+#include <algorithm>
+#include <cmath>
+
+#include "kimik3/backend/cpu.hpp"
+#include "kimik3/ops/cpu/carried.hpp"
+#include "kimik3/ops/cpu/lanes.hpp"
+#include "kimik3/ops/kda_operands.hpp"
+
+namespace kimik3::detail {
+
+struct KdaShape {
+    Index heads, key, value;
+
+    Index state() const { return key * value; }
+};
+
+/// Checks the shapes of q, k, v, gate [N, H K] or [N, H V], beta [N, H] and of the states against the output.
+template <class T>
+KdaShape kda_shape(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
+                   In<accumulator_t<T>> initial, In<accumulator_t<T>> final) {
+    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0, "kda: {} and {} columns are no multiples of {} heads", q.cols,
+            v.cols, heads);
+    const KdaShape shape{heads, q.cols / heads, v.cols / heads};
+    require(shape.key >= 1 && shape.key <= 256, "kda: a head has 1 to 256 key channels, got {}", shape.key);
+    require(shape.value >= 1, "kda: a head has at least one value channel, got {}", shape.value);
+    require(seq.tokens() <= q.rows, "kda: {} tokens do not fit {} rows", seq.tokens(), q.rows);
+    require_shape("kda: k", k, q.rows, q.cols);
+    require_shape("kda: v", v, q.rows, v.cols);
+    require_shape("kda: gate", gate, q.rows, q.cols);
+    require_shape("kda: beta", beta, q.rows, heads);
+    require_shape("kda: o", o, q.rows, v.cols);
+    require_carried<T>("kda", seq, initial, heads * shape.state());
+    require_carried<T>("kda", seq, final, heads * shape.state());
+    return shape;
+}
+
+template <class T>
+KdaShape kda_shape(const Sequences& seq, Index heads, const KdaInput<T>& in, In<T> o, In<accumulator_t<T>> final) {
+    return kda_shape<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
+}
+
+/// The state of head h in a row of states; nullptr stays nullptr.
+template <class T>
+T* head_state(T* row, const KdaShape& shape, Index h) {
+    return row == nullptr ? nullptr : row + h * shape.state();
+}
+
+/// body(sequence, head, thread) for all, shared out to the threads.
+template <class Body>
+void for_sequence_heads(const Context<Cpu>& ctx, const Sequences& seq, Index heads, Body&& body) {
+    ctx.parallel_tasks(seq.count() * heads, [&](Index task, int thread) { body(task / heads, task % heads, thread); });
+}
+
+/// Zeros in the rows after the last sequence.
+template <class T>
+void clear_rows_after(const Sequences& seq, MatrixView<T> m) {
+    for (Index n = seq.tokens(); n < m.rows; ++n) std::fill(m.row(n), m.row(n) + m.cols, T(0));
+}
+
+/// state [K, V] takes in one token; o [V] = state^T q. The state is read from `from`, which may be `state` or nullptr (zeros).
+/// Blocks of columns stay in cache between the read, which forms k and q with the decayed state, and the write.
+template <class T>
+void kda_step(const KdaShape& shape, const T* q, const T* k, const T* v, const T* decay, T beta, const T* from, T* state, T* o) {
+    const Index key = shape.key, value = shape.value;
+    const T along = dot(q, k, key);
+    for_lanes<T>(value, [&](auto at) {
+        Lane<T> predicted = lane(T(0)), read = lane(T(0));
+        if (from != nullptr) {
+            for (Index a = 0; a < key; ++a) {
+                const Lane<T> decayed = at.load(from + a * value) * decay[a];
+                predicted += decayed * k[a];
+                read += decayed * q[a];
+            }
+        }
+        const Lane<T> u = beta * (at.load(v) - predicted);
+        for (Index a = 0; a < key; ++a) {
+            const Lane<T> written = u * k[a];
+            at.store(state + a * value, from == nullptr ? written : Lane<T>(at.load(from + a * value) * decay[a] + written));
+        }
+        at.store(o, Lane<T>(read + along * u));
+    });
+}
+
+}  // namespace kimik3::detail
