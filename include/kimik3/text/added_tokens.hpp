@@ -10,10 +10,10 @@ namespace kimik3::detail {
 /// Immutable once built; threads may share it.
 class AddedTokenFinder {
 public:
-    /// Keeps the tokens whose `normalized` flag is the given one.
+    /// Keeps the tokens whose `normalized` flag is the given one. Empty ones, which normalising may leave, never match.
     AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized) : word_(word_class), space_(space_class) {
         for (const AddedToken& token : tokens)
-            if (token.normalized == normalized) tokens_.push_back(token);
+            if (token.normalized == normalized && !token.content.empty()) tokens_.push_back(token);
         std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.content < b.content; });
         for (const AddedToken& token : tokens_) first_byte_[static_cast<unsigned char>(token.content[0])] = true;
     }

@@ -3,6 +3,7 @@
 // lowest rank is merged, the leftmost first, until none is left. A queue over a linked list: O(n log n) for n bytes, so a
 // piece of a million equal letters costs no more than a million short ones.
 
+#include <functional>
 #include <unordered_map>
 
 #include "kimik3/text/tokenizer_spec.hpp"
@@ -31,16 +32,11 @@ public:
             std::int32_t id;  // -1 once merged into its left neighbour
             Index previous, next;
         };
-        struct Candidate {
-            std::int32_t rank;
-            Index at;
-            std::int32_t left, right, merged;
-        };
         std::vector<Symbol> symbols;
-        std::vector<Candidate> queue;
+        std::vector<std::uint64_t> queue;  // rank << 40 | place, smallest first
     };
 
-    MergeTable() = default;
+    static constexpr std::size_t most_merges = 1 << 24;  // ranks fit beside places in a queue entry
 
     /// The next merge in the order of ranks. Of a pair given twice the later rank counts, as in `tokenizers`.
     void add(Merge pair, std::int32_t merged) {
@@ -64,44 +60,49 @@ private:
 };
 
 inline Index MergeTable::encode(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const {
-    using Candidate = Scratch::Candidate;
-    auto& symbols = scratch.symbols;
-    auto& queue = scratch.queue;
-    const auto later = [](const Candidate& a, const Candidate& b) {
-        return a.rank != b.rank ? a.rank > b.rank : a.at > b.at;
+    constexpr int place_bits = 40;
+    const Index size = static_cast<Index>(piece.size());
+    auto& [symbols, queue] = scratch;
+    const auto symbol = [&](Index i) -> Scratch::Symbol& { return scratch.symbols[to_size(i)]; };
+    const auto merge_at = [&](Index i) -> const Merged* {
+        if (symbol(i).id < 0 || symbol(i).next < 0) return nullptr;
+        const auto found = merges_.find(pair_key(symbol(i).id, symbol(symbol(i).next).id));
+        return found == merges_.end() ? nullptr : &found->second;
     };
-    const auto symbol = [&](Index i) -> Scratch::Symbol& { return symbols[to_size(i)]; };
-    const auto offer = [&](Index at) {
-        const Index next = symbol(at).next;
-        if (next < 0) return false;
-        const auto found = merges_.find(pair_key(symbol(at).id, symbol(next).id));
-        if (found == merges_.end()) return false;
-        queue.push_back({found->second.rank, at, symbol(at).id, symbol(next).id, found->second.id});
-        return true;
+    const auto entry = [](std::int32_t rank, Index i) {
+        return (static_cast<std::uint64_t>(rank) << place_bits) | static_cast<std::uint64_t>(i);
+    };
+    const auto offer = [&](Index i) {
+        const Merged* merge = merge_at(i);
+        if (merge == nullptr) return;
+        scratch.queue.push_back(entry(merge->rank, i));
+        std::push_heap(scratch.queue.begin(), scratch.queue.end(), std::greater<>{});
     };
 
-    const Index size = static_cast<Index>(piece.size());
     symbols.clear();
     queue.clear();
     for (Index i = 0; i < size; ++i)
         symbols.push_back({byte_id_[static_cast<unsigned char>(piece[to_size(i)])], i - 1, i + 1 < size ? i + 1 : -1});
-    for (Index i = 0; i < size; ++i) offer(i);
-    std::make_heap(queue.begin(), queue.end(), later);
+    for (Index i = 0; i < size; ++i)
+        if (const Merged* merge = merge_at(i)) queue.push_back(entry(merge->rank, i));
+    std::make_heap(queue.begin(), queue.end(), std::greater<>{});
 
     Index handled = 0;
     for (; !queue.empty(); ++handled) {
-        std::pop_heap(queue.begin(), queue.end(), later);
-        const Candidate best = queue.back();
+        std::pop_heap(queue.begin(), queue.end(), std::greater<>{});
+        const std::uint64_t best = queue.back();
         queue.pop_back();
-        Scratch::Symbol& left = symbol(best.at);
-        if (left.id != best.left || left.next < 0 || symbol(left.next).id != best.right) continue;
+        const Index at = static_cast<Index>(best & ((std::uint64_t{1} << place_bits) - 1));
+        const Merged* merge = merge_at(at);
+        if (merge == nullptr || entry(merge->rank, at) != best) continue;  // what was queued is merged or gone
+        Scratch::Symbol& left = symbol(at);
         Scratch::Symbol& right = symbol(left.next);
-        left.id = best.merged;
+        left.id = merge->id;
         left.next = right.next;
         right.id = -1;
-        if (left.next >= 0) symbol(left.next).previous = best.at;
-        if (offer(best.at)) std::push_heap(queue.begin(), queue.end(), later);
-        if (left.previous >= 0 && offer(left.previous)) std::push_heap(queue.begin(), queue.end(), later);
+        if (left.next >= 0) symbol(left.next).previous = at;
+        offer(at);
+        if (left.previous >= 0) offer(left.previous);
     }
     for (Index i = 0; i >= 0 && i < size; i = symbol(i).next) ids.push_back(symbol(i).id);
     return handled;

@@ -15,7 +15,7 @@ struct BpeTrainerOptions {
     Index vocab_size = 4096;     // the 256 bytes and <|endoftext|> included; less when no pair is left
     Index min_pair_count = 2;    // pairs seen less often are not merged
     std::vector<PreTokenizerStep> pre_tokenizer = {ByteLevelStep{}};
-    std::function<void(Index done, Index of)> progress;  // called after every merge
+    std::function<void(Index done, Index of)> progress = {};  // called after every merge
 };
 
 class BpeTrainer {

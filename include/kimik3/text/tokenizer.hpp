@@ -61,7 +61,9 @@ private:
         void add_vocabulary();
         void add_merges();
         void add_added_tokens();
+        void add_normalizer();
         Token& new_token(std::int32_t id, std::string_view bytes);
+        std::string normalised(std::string_view text, Matcher& matcher) const;
 
         TokenizerSpec spec;
         std::vector<Token> tokens;
@@ -115,17 +117,8 @@ public:
 
 private:
     void normalise(std::string_view text) {
-        if (state_.normalizer.empty()) return find_normalized(text);
-        std::string changed(text);
-        for (const Replacement& step : state_.normalizer) {
-            std::string next;
-            detail::for_each_match(step.pattern, changed, matcher_, [&](Span span, bool is_match) {
-                if (is_match) next += step.content;
-                else next.append(changed, to_size(span.begin), to_size(span.end - span.begin));
-            });
-            changed = std::move(next);
-        }
-        find_normalized(changed);
+        if (state_.normalizer.empty()) find_normalized(text);
+        else find_normalized(state_.normalised(text, matcher_));
     }
 
     void find_normalized(std::string_view text) {
@@ -205,18 +198,8 @@ inline Tokenizer::State::State(TokenizerSpec s) : spec(std::move(s)), pre_tokeni
     tokens.resize(to_size(highest + 1));
     add_vocabulary();
     add_merges();
+    add_normalizer();
     add_added_tokens();
-    for (const NormalizerStep& step : spec.normalizer) {
-        if (const auto* prepend = std::get_if<PrependNormalizer>(&step)) {
-            require(is_utf8(prepend->prefix), "what a normaliser prepends must be UTF-8");
-            normalizer.push_back({Regex("\\A"), prepend->prefix});
-        } else {
-            const auto& replace = std::get<ReplaceNormalizer>(step);
-            require(is_utf8(replace.content) && !replace.pattern.empty(),
-                    "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace.pattern);
-            normalizer.push_back({Regex(replace.literal ? quote_regex(replace.pattern) : replace.pattern), replace.content});
-        }
-    }
     const auto check = [&](std::optional<std::int32_t>& id, const char* name) {
         const auto found = added.find(end_of_text);
         if (!id && found != added.end() && tokens[to_size(found->second)].special) id = found->second;
@@ -251,6 +234,8 @@ inline void Tokenizer::State::add_vocabulary() {
 }
 
 inline void Tokenizer::State::add_merges() {
+    require(spec.merges.size() < detail::MergeTable::most_merges, "a tokenizer has fewer than {} merges, this one has {}",
+            detail::MergeTable::most_merges, spec.merges.size());
     merges.reserve(spec.merges.size());
     const auto bytes = [&](std::int32_t id) -> const std::string& {
         const bool known = id >= 0 && to_size(id) < tokens.size() && tokens[to_size(id)].exists;
@@ -265,6 +250,33 @@ inline void Tokenizer::State::add_merges() {
     }
 }
 
+inline void Tokenizer::State::add_normalizer() {
+    for (const NormalizerStep& step : spec.normalizer) {
+        if (const auto* prepend = std::get_if<PrependNormalizer>(&step)) {
+            require(is_utf8(prepend->prefix), "what a normaliser prepends must be UTF-8");
+            normalizer.push_back({Regex("\\A"), prepend->prefix});
+        } else {
+            const auto& replace = std::get<ReplaceNormalizer>(step);
+            require(is_utf8(replace.content) && !replace.pattern.empty(),
+                    "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace.pattern);
+            normalizer.push_back({Regex(replace.literal ? quote_regex(replace.pattern) : replace.pattern), replace.content});
+        }
+    }
+}
+
+inline std::string Tokenizer::State::normalised(std::string_view text, Matcher& matcher) const {
+    std::string changed(text);
+    for (const Replacement& step : normalizer) {
+        std::string next;
+        detail::for_each_match(step.pattern, changed, matcher, [&](Span span, bool is_match) {
+            if (is_match) next += step.content;
+            else next.append(changed, to_size(span.begin), to_size(span.end - span.begin));
+        });
+        changed = std::move(next);
+    }
+    return changed;
+}
+
 /// Also marks the tokens that a piece with their bytes comes out as, which special ones only do by merges.
 inline void Tokenizer::State::add_added_tokens() {
     for (const AddedToken& token : spec.added_tokens) {
@@ -274,7 +286,10 @@ inline void Tokenizer::State::add_added_tokens() {
         require(added.try_emplace(entry.bytes, token.id).second, "the added token '{}' is given twice", token.content);
     }
     raw_finder.emplace(spec.added_tokens, false);
-    normalized_finder.emplace(spec.added_tokens, true);
+    Matcher matcher;
+    std::vector<AddedToken> normalised_tokens = spec.added_tokens;
+    for (AddedToken& token : normalised_tokens) token.content = normalised(token.content, matcher);
+    normalized_finder.emplace(normalised_tokens, true);
     detail::MergeTable::Scratch scratch;
     std::vector<std::int32_t> ids;
     for (const VocabularyEntry& entry : spec.vocabulary) {

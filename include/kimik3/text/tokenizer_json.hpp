@@ -9,6 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "kimik3/core/atomic_file.hpp"
 #include "kimik3/text/tokenizer.hpp"
 
 namespace kimik3 {
@@ -363,15 +364,10 @@ inline std::string write_tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 inline void save_tokenizer_json(const Tokenizer& tokenizer, const std::string& path) {
-    const std::string text = write_tokenizer_json(tokenizer), unfinished = path + ".tmp";
-    {
-        std::ofstream file(unfinished, std::ios::binary);
-        file << text << std::flush;
-        require(file.good(), "cannot write '{}'", unfinished);
-    }
-    std::error_code error;
-    std::filesystem::rename(unfinished, path, error);
-    require(!error, "cannot rename '{}' to '{}': {}", unfinished, path, error.message());
+    const std::string text = write_tokenizer_json(tokenizer);
+    AtomicFile file(path);
+    file.write(text.data(), text.size());
+    file.commit();
 }
 
 }  // namespace kimik3
