@@ -1,10 +1,12 @@
 #pragma once
-// The whole library but text and file formats, which stand in kimik3/text.hpp and kimik3/io.hpp.
+// Everything from the config to training and generation, on the CPU. Text and files stand apart, in kimik3/text.hpp and
+// kimik3/io.hpp, since they need PCRE2 and a JSON library.
+//   using Model = kimik3::KimiK3<kimik3::presets::tiny>;
+//   Model model(kimik3::Context<kimik3::Cpu>{}, seed);
+//   auto loss = model.forward(tokens, targets, batch);  model.backward();
 
 #include "kimik3/backend/cpu.hpp"
 #include "kimik3/config/presets.hpp"
-#include "kimik3/core/dtype.hpp"
-#include "kimik3/core/rng.hpp"
-#include "kimik3/core/type_list.hpp"
-#include "kimik3/tensor/arena.hpp"
-#include "kimik3/tensor/parameters.hpp"
+#include "kimik3/config/schedule.hpp"
+#include "kimik3/model/kimi_k3.hpp"
+#include "kimik3/ops/cpu.hpp"

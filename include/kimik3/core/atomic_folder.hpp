@@ -1,0 +1,56 @@
+#pragma once
+// A folder that appears whole or not at all: it is filled under a temporary name beside its target and put in the
+// target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there). Until commit() the old
+// folder is untouched, and a writer that is destroyed without commit() removes its temporary. Linux.
+
+#include <cstdio>
+
+#include "kimik3/core/atomic_file.hpp"
+
+namespace kimik3 {
+
+class AtomicFolder {
+public:
+    explicit AtomicFolder(std::filesystem::path target) : target_(std::move(target)) {
+        if (!target_.has_filename()) target_ = target_.parent_path();  // "runs/x/" is runs/x
+        require(!std::filesystem::exists(target_) || std::filesystem::is_directory(target_), "{}: only a folder is replaced by a folder",
+                target_.string());
+        for (int attempt = 0;; ++attempt) {
+            temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
+            if (::mkdir(temporary_.c_str(), 0777) == 0) return;
+            check(errno == EEXIST && attempt < 1000, "create");
+        }
+    }
+    AtomicFolder(const AtomicFolder&) = delete;
+    AtomicFolder& operator=(const AtomicFolder&) = delete;
+    ~AtomicFolder() {
+        std::error_code ignored;
+        if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
+    }
+
+    /// Where to put the files until commit().
+    const std::filesystem::path& path() const { return temporary_; }
+
+    void commit() {
+        flush(temporary_);
+        if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
+            check(errno == ENOENT, "replace");
+            check(::rename(temporary_.c_str(), target_.c_str()) == 0, "rename");
+            temporary_.clear();
+        }
+        flush(target_.has_parent_path() ? target_.parent_path() : ".");
+    }
+
+private:
+    void check(bool done, const char* step) const {
+        if (!done) fail("{}: cannot {} the folder: {}", target_.string(), step, detail::system_reason());
+    }
+    static void flush(const std::filesystem::path& folder) {
+        const detail::Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        if (directory.is_open()) ::fsync(directory.number());
+    }
+
+    std::filesystem::path target_, temporary_;
+};
+
+}  // namespace kimik3

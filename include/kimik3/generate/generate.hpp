@@ -1,0 +1,198 @@
+#pragma once
+// Generation: prompts in, tokens out one by one. A prompt is taken in pieces of prefill_chunk tokens, then every new token
+// costs one step of the kept state. A range of one prompt:
+//   for (std::int32_t token : generate(model, prompt, {.temperature = 0.8})) ...
+// and any number of prompts of unequal length side by side:
+//   BatchGeneration batch(model, prompts, options); while (batch.next()) ... batch.token(s)
+// A token is fed back only when the next one is asked for, so with a context of n a prompt of p gives up to n - p + 1.
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kimik3/generate/sampler.hpp"
+#include "kimik3/model/kimi_k3.hpp"
+
+namespace kimik3 {
+
+struct GenerateOptions {
+    SamplingOptions sampling{};
+    Index max_tokens = 256;
+    std::vector<std::int32_t> stop_ids{};     // end at any of these; the stop token is not given out
+    std::optional<std::int32_t> begin_id{};   // what an empty prompt starts from
+    Index context = 0;                        // tokens kept of a sequence; 0: all that the model allows
+    Index prefill_chunk = 256;
+};
+
+enum class Finish : std::uint8_t { running, max_tokens, stop_token, context_full, failed };
+
+constexpr std::string_view name_of(Finish finish) {
+    constexpr std::string_view names[] = {"running", "max tokens", "stop token", "context full", "failed"};
+    return names[static_cast<std::size_t>(finish)];
+}
+
+template <class Model>
+class BatchGeneration {
+public:
+    BatchGeneration(Model& model, std::span<const std::vector<std::int32_t>> prompts, GenerateOptions options = {})
+        : model_(&model), options_(std::move(options)),
+          state_(model.new_state(static_cast<Index>(prompts.size()), options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
+        require(options_.max_tokens >= 0, "the number of tokens to generate is 0 or more, got {}", options_.max_tokens);
+        require(options_.prefill_chunk >= 1, "a prefill chunk has at least one token, got {}", options_.prefill_chunk);
+        for (std::size_t s = 0; s < prompts.size(); ++s) add(prompts[s], static_cast<Index>(s));
+    }
+
+    Index size() const { return static_cast<Index>(sequences_.size()); }
+
+    /// Draws one more token for every sequence that is still running; false when none is.
+    bool next() {
+        std::vector<Index> slots;
+        for (Index s = 0; s < size(); ++s) {
+            Sequence& sequence = sequences_[to_size(s)];
+            sequence.token.reset();
+            if (sequence.finish == Finish::running && may_go_on(sequence, s)) slots.push_back(s);
+        }
+        if (slots.empty()) return false;
+        while (feed(slots)) {
+        }
+        return true;
+    }
+
+    /// The token that the last next() gave a sequence, if it gave one.
+    std::optional<std::int32_t> token(Index sequence) const { return at(sequence).token; }
+    /// Prompt and tokens given out so far.
+    Tokens tokens(Index sequence) const { return at(sequence).history; }
+    Finish finish(Index sequence) const { return at(sequence).finish; }
+    /// Why a sequence failed.
+    const std::string& error(Index sequence) const { return at(sequence).error; }
+    const typename Model::State& state() const { return state_; }
+
+private:
+    struct Sequence {
+        std::vector<std::int32_t> history;
+        Sampler sampler;
+        Index generated = 0;
+        Finish finish = Finish::running;
+        std::optional<std::int32_t> token{};
+        std::string error{};
+    };
+
+    const Sequence& at(Index sequence) const {
+        require(sequence >= 0 && sequence < size(), "the batch has {} sequences, number {} was asked for", size(), sequence);
+        return sequences_[to_size(sequence)];
+    }
+
+    void add(std::vector<std::int32_t> prompt, Index slot) {
+        if (prompt.empty()) {
+            require(options_.begin_id.has_value(), "an empty prompt needs a token to begin from, and the options name none");
+            prompt.push_back(*options_.begin_id);
+        }
+        require(static_cast<Index>(prompt.size()) <= state_.max_len(), "a prompt has at most {} tokens, the context; this one has {}",
+                state_.max_len(), prompt.size());
+        check_ids(prompt, Model::config.vocab_size);
+        sequences_.push_back({std::move(prompt), Sampler(options_.sampling, static_cast<std::uint64_t>(slot))});
+    }
+
+    bool may_go_on(Sequence& sequence, Index slot) const {
+        if (sequence.generated >= options_.max_tokens) sequence.finish = Finish::max_tokens;
+        else if (state_.length(slot) >= state_.max_len()) sequence.finish = Finish::context_full;
+        return sequence.finish == Finish::running;
+    }
+
+    /// Feeds the next piece of every listed sequence's new tokens; sequences that have none left draw a token and leave
+    /// the list. True while the list is not empty.
+    bool feed(std::vector<Index>& slots) {
+        std::vector<std::int32_t> fresh;
+        std::vector<Index> counts;
+        for (Index slot : slots) {
+            const auto& history = sequences_[to_size(slot)].history;
+            const Index fed = state_.length(slot), count = (std::min)(options_.prefill_chunk, static_cast<Index>(history.size()) - fed);
+            fresh.insert(fresh.end(), history.begin() + fed, history.begin() + fed + count);
+            counts.push_back(count);
+        }
+        const auto logits = model_->step(state_, fresh, counts, slots);
+        std::vector<Index> left;
+        for (std::size_t row = 0; row < slots.size(); ++row) {
+            Sequence& sequence = sequences_[to_size(slots[row])];
+            if (state_.length(slots[row]) < static_cast<Index>(sequence.history.size())) left.push_back(slots[row]);
+            else draw(sequence, {logits.row(static_cast<Index>(row)), to_size(logits.cols)});
+        }
+        slots = std::move(left);
+        return !slots.empty();
+    }
+
+    template <class T>
+    void draw(Sequence& sequence, std::span<const T> logits) {
+        std::int32_t token = 0;
+        try {
+            token = sequence.sampler.sample(logits, Tokens(sequence.history));
+        } catch (const Error& error) {
+            sequence.finish = Finish::failed;
+            sequence.error = error.what();
+            return;
+        }
+        if (std::ranges::find(options_.stop_ids, token) != options_.stop_ids.end()) {
+            sequence.finish = Finish::stop_token;
+            return;
+        }
+        sequence.history.push_back(token);
+        sequence.token = token;
+        ++sequence.generated;
+    }
+
+    Model* model_;
+    GenerateOptions options_;
+    typename Model::State state_;
+    std::vector<Sequence> sequences_;
+};
+
+/// One prompt's generation as an input range of token ids. A failure is thrown where the next token was asked for.
+template <class Model>
+class Generation {
+public:
+    Generation(Model& model, Tokens prompt, GenerateOptions options = {})
+        : batch_(model, std::vector{std::vector<std::int32_t>(prompt.begin(), prompt.end())}, std::move(options)) {}
+
+    /// The next token, or nothing once generation has finished.
+    std::optional<std::int32_t> next() {
+        batch_.next();
+        if (finish() == Finish::failed) throw Error(batch_.error(0));
+        return batch_.token(0);
+    }
+    Finish finish() const { return batch_.finish(0); }
+    /// Prompt and tokens given out so far.
+    Tokens tokens() const { return batch_.tokens(0); }
+
+    struct End {};
+    class Iterator {
+    public:
+        using value_type = std::int32_t;
+        using difference_type = std::ptrdiff_t;
+        explicit Iterator(Generation& generation) : generation_(&generation), token_(generation.next()) {}
+        std::int32_t operator*() const { return *token_; }
+        Iterator& operator++() {
+            token_ = generation_->next();
+            return *this;
+        }
+        void operator++(int) { ++*this; }
+        bool operator==(End) const { return !token_.has_value(); }
+
+    private:
+        Generation* generation_;
+        std::optional<std::int32_t> token_;
+    };
+    Iterator begin() { return Iterator(*this); }
+    End end() const { return {}; }
+
+private:
+    BatchGeneration<Model> batch_;
+};
+
+template <class Model>
+Generation<Model> generate(Model& model, Tokens prompt, GenerateOptions options = {}) {
+    return {model, prompt, std::move(options)};
+}
+
+}  // namespace kimik3

@@ -1,0 +1,77 @@
+#pragma once
+// One place where a sublayer reads the depth history (spec 4): h = mix of the stored endpoints and the running prefix,
+// scored by this site's norm and proj. Three sites exist: before attention, before the feed-forward, before the head.
+// With config.attn_res off, or before the first endpoint is stored, h is the prefix itself.
+
+#include "kimik3/config/model_config.hpp"
+#include "kimik3/ops/add.hpp"
+#include "kimik3/ops/attn_res.hpp"
+#include "kimik3/tensor/arena.hpp"
+#include "kimik3/tensor/parameters.hpp"
+
+namespace kimik3 {
+
+/// What blocks hand on to one another: the endpoints stored at block boundaries and the prefix, the sum that is growing.
+template <class T>
+struct Residuals {
+    Candidates<T> endpoints;  // [N, M] each
+    MatrixView<T> prefix;     // [N, M]
+};
+
+template <class Backend, class T>
+struct AttnResSite {
+    using A = accumulator_t<T>;
+
+    struct ParamsOf {
+        VectorView<A> norm;  // [M] gamma
+        VectorView<A> proj;  // [M] pi, [1, M] in the checkpoint
+
+        /// name: the head of both names, "mlp_res".
+        template <class Visit>
+        void fields(const ModelConfig& c, const std::string& name, Visit&& visit) {
+            if (!c.attn_res) return;
+            visit(name + "_norm.weight", norm, c.hidden_size, FieldRule{.init = Init::ones, .decay = false});
+            visit(name + "_proj.weight", proj, c.hidden_size,
+                  FieldRule{.init = Init::zeros, .decay = false, .shape = {1, c.hidden_size}});
+        }
+    };
+    using Params = ParamsOf;
+    using Grads = ParamsOf;
+
+    struct Saved {
+        MatrixView<T> h;     // [N, M] what was read
+        MatrixView<A> p, r;  // [N, J] weights and inverse root mean squares of the J candidates
+
+        static Saved bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
+            if (!mixes(c, candidates)) return {};
+            return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<A>(tokens, candidates), arena.matrix<A>(tokens, candidates)};
+        }
+    };
+
+    /// Returns h: saved.h, or the prefix where there is nothing to mix.
+    static MatrixView<const T> forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p,
+                                       const Residuals<const T>& residuals, Saved& s) {
+        if (!mixes(c, residuals.endpoints.count + 1)) return residuals.prefix;
+        attn_res_forward(ctx, with_prefix(residuals), p.norm, p.proj, c.rms_norm_eps, s.h, s.p, s.r);
+        return s.h;
+    }
+
+    /// Adds the gradient of everything that was read into gradients: dh is d loss / d h.
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
+                         const Residuals<const T>& residuals, MatrixView<const T> dh, const Residuals<T>& gradients, Saved& s) {
+        if (!mixes(c, residuals.endpoints.count + 1)) return add_to(ctx, dh, gradients.prefix);
+        attn_res_backward(ctx, dh, with_prefix(residuals), p.norm, p.proj, s.p, s.r, s.h, with_prefix(gradients), g.norm, g.proj);
+    }
+
+private:
+    static bool mixes(const ModelConfig& c, Index candidates) { return c.attn_res && candidates > 1; }
+
+    template <class U>
+    static Candidates<U> with_prefix(const Residuals<U>& residuals) {
+        Candidates<U> all = residuals.endpoints;
+        all.add(residuals.prefix);
+        return all;
+    }
+};
+
+}  // namespace kimik3

@@ -1,0 +1,315 @@
+#pragma once
+// KimiK3<config, Backend, T>: the model. It expands the layer schedule into parameters, activations and decoding states and
+// runs the road of spec 1.1: embedding, blocks, final AttnRes read, norm, head with loss; backward is the same road in
+// reverse. All parameters lie in one flat array, gradients in a second, activations in one block of memory whose size is
+// known from the batch's shape; once a shape has been seen, a step allocates nothing.
+// T: float or double. Sums of the loss are kept in double.
+
+#include <cmath>
+#include <span>
+
+#include "kimik3/model/activations.hpp"
+#include "kimik3/model/decoding_state.hpp"
+#include "kimik3/model/initialise.hpp"
+#include "kimik3/model/parameter_layout.hpp"
+#include "kimik3/ops/embedding.hpp"
+
+namespace kimik3 {
+
+using Tokens = std::span<const std::int32_t>;
+
+/// What a pass over a batch gives: the mean loss over the counted targets, 0 when none is counted.
+struct Loss {
+    double loss = 0;
+    Index counted = 0;  // targets that are not ignored
+
+    operator double() const { return loss; }
+};
+
+template <ModelConfig config_value, class Backend = Cpu, class T = float, class Layers = schedule_of<config_value>>
+class KimiK3 {
+    static_assert(valid<config_value>);
+    static_assert(schedule_agrees<Layers, config_value>(),
+                  "kimik3: a schedule written by hand has the kinds that layer_types and num_dense_layers of the config name");
+
+public:
+    using A = accumulator_t<T>;
+    using BackendTag = Backend;
+    using State = DecodingState<Layers, Backend, T>;
+    static constexpr ModelConfig config = config_value;
+    static_assert(std::is_same_v<T, A>, "kimik3: a model on the CPU computes in float or double");
+
+    /// Parameters start from the seed alone (model/initialise.hpp).
+    explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
+        params_.fields(config, table_);
+        weights_ = Buffer<A, Backend>(table_.size());
+        gradients_ = Buffer<A, Backend>(table_.size());
+        params_.fields(config, FieldBinder<T, A>(weights_.data(), weights_.data()));
+        grads_.fields(config, FieldBinder<A, A>(gradients_.data(), gradients_.data()));
+        bind_balances();
+        initialise(ctx_, table_.entries(), config.init_std, seed, weights_.view());
+    }
+
+    const Context<Backend>& context() const { return ctx_; }
+    /// One entry a checkpoint tensor; offsets point into weights() and gradients().
+    const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
+    VectorView<A> weights() const { return weights_.view(); }
+    VectorView<A> gradients() const { return gradients_.view(); }
+    void zero_gradients() { std::fill(gradients_.begin(), gradients_.end(), A(0)); }
+
+    /// Whether training keeps all activations (the default) or computes them again.
+    void keep(Keep what) { keep_ = what; }
+
+    /// Bytes of activations that a training step on batch sequences of length tokens takes.
+    Index training_bytes(Index batch, Index length) const {
+        return measure(Sequences::uniform(batch, length), Pass::training);
+    }
+
+    /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another;
+    /// targets[i]: what should follow tokens[i], or ignored_target.
+    Loss forward(Tokens tokens, Tokens targets, Index batch = 1) { return forward(tokens, targets, equal_sequences(tokens, batch)); }
+    Loss forward(Tokens tokens, Tokens targets, const Sequences& sequences) {
+        begin(tokens, targets, sequences, Pass::training);
+        return head_loss();
+    }
+
+    /// Adds scale times the gradient of the last forward's loss to gradients(), and that forward's routing to the balancing
+    /// statistics. Once after each forward.
+    void backward(double scale = 1.0) {
+        require(ready_for_backward_, "backward follows a forward with targets, once");
+        head_backward(scale);
+        blocks_backward();
+    }
+
+    /// forward and backward in one, with the head's logits computed once instead of twice.
+    Loss forward_backward(Tokens tokens, Tokens targets, Index batch = 1, double scale = 1.0) {
+        return forward_backward(tokens, targets, equal_sequences(tokens, batch), scale);
+    }
+    Loss forward_backward(Tokens tokens, Tokens targets, const Sequences& sequences, double scale = 1.0) {
+        begin(tokens, targets, sequences, Pass::training);
+        head_backward(scale);
+        const Loss loss = mean_loss();
+        blocks_backward();
+        return loss;
+    }
+
+    /// The loss alone: no gradients, no balancing statistics.
+    Loss evaluate(Tokens tokens, Tokens targets, Index batch = 1) { return evaluate(tokens, targets, equal_sequences(tokens, batch)); }
+    Loss evaluate(Tokens tokens, Tokens targets, const Sequences& sequences) {
+        begin(tokens, targets, sequences, Pass::inference);
+        return head_loss();
+    }
+
+    /// The losses of the last pass, one a token, 0 where the target was ignored.
+    VectorView<const A> token_losses() const { return acts_.head.loss; }
+
+    /// Logits [N, V] of the last pass, computed now; valid until the next call.
+    MatrixView<const T> logits() { return logits_of(acts_.output.normed); }
+
+    /// Room for slots sequences of up to max_len tokens, all empty.
+    State new_state(Index slots, Index max_len = config.max_seq_len) const { return State(config, slots, max_len); }
+
+    /// Continues sequences from the state and moves it on: counts[s] new tokens for the sequence in slots[s]. Returns the
+    /// logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits() then
+    /// gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
+    MatrixView<const T> step(State& state, Tokens tokens, std::span<const Index> counts, std::span<const Index> slots) {
+        run(tokens, state.plan(counts, slots, static_cast<Index>(tokens.size())), Pass::inference, &state);
+        state.advance(sequences_);
+        return logits_of(last_rows());
+    }
+    /// The same for one sequence.
+    MatrixView<const T> step(State& state, Tokens tokens, Index slot = 0) {
+        const Index count = static_cast<Index>(tokens.size());
+        return step(state, tokens, {&count, 1}, {&slot, 1});
+    }
+
+    /// Balancing statistics since the last update, one a layer; those of dense layers are empty.
+    const std::vector<Balance>& balances() const { return balances_; }
+
+    /// Moves every router's bias to where the load would have been even since the last update, and starts counting anew.
+    void update_balance() {
+        static_for<layers>([&](auto layer) {
+            if constexpr (LayerAt<layer>::routes)
+                balance_update(ctx_, balances_[layer], config.num_experts_per_token,
+                               std::get<layer>(params_.layers).feed_forward.e_score_correction_bias);
+        });
+    }
+    /// Forgets the balancing statistics, for a step that is not taken.
+    void clear_balance() {
+        for (const Balance& balance : balances_) balance_clear(ctx_, balance);
+    }
+
+private:
+    static constexpr Index layers = Layers::size;
+    template <Index layer>
+    using LayerAt = BlockLayer<typename Layers::template at<layer>, Backend, T>;
+    using Acts = Activations<Layers, Backend, T>;
+    using Head = OutputHead<Backend, T>;
+
+    void bind_balances() {
+        const auto bind = [&](Arena& arena) {
+            balances_.assign(to_size(layers), Balance{});
+            static_for<layers>([&](auto layer) {
+                if constexpr (LayerAt<layer>::routes) balances_[layer] = Balance::bind(arena, config.num_experts);
+            });
+        };
+        Arena measure;
+        bind(measure);
+        balance_memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
+        Arena arena(balance_memory_.data(), balance_memory_.size());
+        bind(arena);
+    }
+
+    static Sequences equal_sequences(Tokens tokens, Index batch) {
+        const Index count = static_cast<Index>(tokens.size());
+        require(batch >= 1 && count % batch == 0, "{} tokens do not make {} sequences of equal length", count, batch);
+        return Sequences::uniform(batch, count / batch);
+    }
+
+    Index measure(const Sequences& sequences, Pass pass) const {
+        Arena arena;
+        Acts::bind(arena, config, sequences, pass, keep_);
+        return arena.peak_bytes();
+    }
+
+    /// Lays out the activations of a pass, with new memory only where the old is too small.
+    void lay_out(const Sequences& sequences, Pass pass) {
+        const Index bytes = measure(sequences, pass);
+        if (bytes > memory_.size()) {
+            memory_ = {};
+            memory_ = Buffer<std::byte, Backend>(bytes);
+        }
+        Arena arena(memory_.data(), memory_.size());
+        acts_ = Acts::bind(arena, config, sequences, pass, keep_);
+    }
+
+    void begin(Tokens tokens, Tokens targets, const Sequences& sequences, Pass pass) {
+        require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(), targets.size());
+        const Index counted = check_targets(targets, config.vocab_size);
+        run(tokens, sequences, pass, nullptr);
+        std::copy(targets.begin(), targets.end(), acts_.targets.begin());
+        std::transform(targets.begin(), targets.end(), acts_.counted.begin(),
+                       [](std::int32_t target) { return static_cast<std::uint8_t>(target != ignored_target); });
+        counted_ = counted;
+        ready_for_backward_ = pass == Pass::training;
+    }
+
+    /// Embedding to final norm.
+    void run(Tokens tokens, const Sequences& sequences, Pass pass, State* state) {
+        ready_for_backward_ = false;
+        require(sequences.tokens() == static_cast<Index>(tokens.size()), "the sequences hold {} tokens, {} were given",
+                sequences.tokens(), tokens.size());
+        require(sequences.longest() <= config.max_seq_len, "a sequence has at most {} tokens, got {}", config.max_seq_len,
+                sequences.longest());
+        check_ids(tokens, config.vocab_size);
+        sequences_ = sequences;
+        lay_out(sequences_, pass);
+        std::copy(tokens.begin(), tokens.end(), acts_.tokens.begin());
+        embedding_forward(ctx_, acts_.tokens, params_.embed_tokens, acts_.embedded);
+        Residuals<const T> residuals;
+        residuals.prefix = acts_.embedded;
+        static_for<layers>([&](auto layer) {
+            forward_layer<layer>(residuals, state != nullptr ? &state->template layer_state<layer>() : nullptr);
+        });
+        acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, residuals);
+    }
+
+    template <Index layer>
+    void forward_layer(Residuals<const T>& residuals, typename LayerAt<layer>::State* state) {
+        LayerAt<layer>::forward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers), sequences_, residuals,
+                                std::get<layer>(acts_.sums), std::get<layer>(acts_.saved), state);
+    }
+
+    Loss head_loss() {
+        Head::loss(ctx_, params_.head(config), acts_.output.normed, acts_.targets, acts_.head);
+        return mean_loss();
+    }
+
+    void head_backward(double scale) {
+        ready_for_backward_ = false;
+        const double each = counted_ == 0 ? 0.0 : scale / static_cast<double>(counted_);
+        Head::loss_and_gradients(ctx_, params_.head(config), acts_.output.normed, acts_.targets, each, acts_.scratch.dnormed,
+                                 grads_.head(config), acts_.head);
+    }
+
+    void blocks_backward() {
+        std::fill_n(acts_.zeroed.data, acts_.zeroed.size(), T(0));
+        std::fill_n(acts_.gradients.prefix.data, acts_.gradients.prefix.size(), T(0));
+        Residuals<T> gradients = acts_.gradients;
+        acts_.output.backward(ctx_, config, params_.output_attn_res, grads_.output_attn_res, params_.norm, grads_.norm,
+                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
+        static_for_reverse<layers>([&](auto layer) { backward_layer<layer>(gradients); });
+        embedding_backward(ctx_, acts_.tokens, gradients.prefix, grads_.embed_tokens);
+    }
+
+    template <Index layer>
+    void backward_layer(Residuals<T>& gradients) {
+        const Residuals<const T> residuals = residuals_before<layer>();
+        if (keep_ == Keep::sums) {
+            Residuals<const T> again = residuals;
+            forward_layer<layer>(again, nullptr);
+        }
+        LayerAt<layer>::backward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers),
+                                 std::get<layer>(grads_.layers), sequences_, residuals, gradients, std::get<layer>(acts_.sums),
+                                 std::get<layer>(acts_.saved), acts_.scratch, balances_[layer], acts_.counted);
+    }
+
+    /// What the pass handed to a layer: the endpoints stored before it and the prefix.
+    template <Index layer>
+    Residuals<const T> residuals_before() const {
+        Residuals<const T> residuals;
+        for_outputs_before<layer>([&](Index before, MatrixView<const T> out) {
+            if (Depth::of(config, before).opens_block && before < layer) residuals.endpoints.add(out);
+            residuals.prefix = out;
+        });
+        return residuals;
+    }
+
+    /// body(l, what came into layer l) for l = 0 ... layer.
+    template <Index layer, class Body>
+    void for_outputs_before(Body&& body) const {
+        body(0, MatrixView<const T>(acts_.embedded));
+        static_for<layer>([&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
+    }
+
+    Loss mean_loss() const {
+        double sum = 0;
+        for (A loss : acts_.head.loss) sum += static_cast<double>(loss);
+        const Loss mean{counted_ == 0 ? 0.0 : sum / static_cast<double>(counted_), counted_};
+        require(std::isfinite(mean.loss), "the loss is a finite number, got {}", mean.loss);
+        return mean;
+    }
+
+    MatrixView<const T> logits_of(MatrixView<const T> h) {
+        if (logits_.size() < h.rows * config.vocab_size) logits_ = Buffer<T, Backend>(h.rows * config.vocab_size);
+        const MatrixView<T> all(logits_.data(), h.rows, config.vocab_size);
+        linear_forward(ctx_, h, params_.head(config), all);
+        return all;
+    }
+
+    /// The final state of every sequence's last new token, gathered.
+    MatrixView<const T> last_rows() {
+        const Index count = sequences_.count(), width = config.hidden_size;
+        if (last_.size() < count * width) last_ = Buffer<T, Backend>(count * width);
+        for (Index s = 0; s < count; ++s) {
+            if (sequences_.length(s) > 0) std::copy_n(acts_.output.normed.row(sequences_.end(s) - 1), width, last_.data() + s * width);
+        }
+        return {last_.data(), count, width};
+    }
+
+    Context<Backend> ctx_;
+    ParameterTable table_;
+    ModelParams<Layers, Backend, T, T> params_;
+    ModelParams<Layers, Backend, T, A> grads_;
+    Buffer<A, Backend> weights_, gradients_;
+    std::vector<Balance> balances_;
+    Buffer<std::byte, Backend> balance_memory_, memory_;
+    Keep keep_ = Keep::activations;
+    Acts acts_;
+    Sequences sequences_;
+    Index counted_ = 0;
+    bool ready_for_backward_ = false;
+    Buffer<T, Backend> logits_, last_;
+};
+
+}  // namespace kimik3
