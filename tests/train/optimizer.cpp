@@ -15,7 +15,8 @@ using namespace kimik3;
 
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity(), not_a_number = std::numeric_limits<double>::quiet_NaN();
+constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
 /// A small table of every kind of parameter, laid out with gaps as a model lays it out.
 struct Table {
@@ -77,10 +78,11 @@ struct Saved {
         std::copy(entry.values.begin(), entry.values.end(), destination);
     }
     bool operator==(const Saved& other) const {
-        return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(), [](auto& a, auto& b) {
+        const auto same = [](const auto& a, const auto& b) {
             return a.first == b.first && a.second.shape == b.second.shape &&
                    std::memcmp(a.second.values.data(), b.second.values.data(), a.second.values.size() * sizeof(A)) == 0;
-        });
+        };
+        return std::equal(tensors.begin(), tensors.end(), other.tensors.begin(), other.tensors.end(), same);
     }
 };
 
@@ -115,7 +117,9 @@ BOOST_AUTO_TEST_CASE(b44_every_parameter_is_in_its_group) {
     const std::set<std::string> by_muon = {"q_proj.weight", "kv_b_proj.weight", "o_proj.weight", "experts.0.w1.weight",
                                            "experts.1.w1.weight"};
     for (const auto& [name, group] : of) {
-        const GroupKind expected = by_muon.count(name) ? GroupKind::muon : name == "gate.bias" ? GroupKind::none : GroupKind::adamw;
+        const GroupKind expected = by_muon.count(name)   ? GroupKind::muon
+                                   : name == "gate.bias" ? GroupKind::none
+                                                         : GroupKind::adamw;
         BOOST_TEST((group.kind == expected), name);
         BOOST_TEST(group.decay == (by_muon.count(name) || name == "embed.weight"), name);
     }
@@ -283,8 +287,8 @@ BOOST_AUTO_TEST_CASE_TEMPLATE(b53_a_restored_state_continues_bit_for_bit, A, Num
     const Table table;
     const Context<Cpu> ctx(2);
     for (const OptimizerKind kind : {OptimizerKind::adamw, OptimizerKind::muon}) {
-        Optimizer<Cpu, A> whole(table.parameters, table.elements, {.kind = kind});
-        Optimizer<Cpu, A> first(table.parameters, table.elements, {.kind = kind}), second(table.parameters, table.elements, {.kind = kind});
+        const auto make = [&] { return Optimizer<Cpu, A>(table.parameters, table.elements, {.kind = kind}); };
+        Optimizer<Cpu, A> whole = make(), first = make(), second = make();
         Buffer<A> straight = table.random<A>(2), resumed = table.random<A>(2);
         const auto gradients = [&](int step) { return table.random<A>(20 + static_cast<std::uint64_t>(step)); };
         for (int step = 0; step < 6; ++step) whole.step(ctx, 1e-2, straight.view(), gradients(step).view());
@@ -324,7 +328,7 @@ BOOST_AUTO_TEST_CASE(restoring_refuses_what_is_missing_or_misshapen_by_name_and_
     BOOST_TEST(mentions(reason([&] { other.restore(1, missing); }), "'muon.momentum.o_proj.weight'"));
     misshapen.tensors.at("adamw.exp_avg_sq.res_proj.weight").shape = {12};
     const std::string text = reason([&] { other.restore(1, misshapen); });
-    BOOST_TEST((mentions(text, "'adamw.exp_avg_sq.res_proj.weight'") && mentions(text, "[1, 12]") && mentions(text, "[12]")), text);
+    BOOST_TEST(mentions(text, "'adamw.exp_avg_sq.res_proj.weight' must have the shape [1, 12], got [12]"), text);
     Optimizer<Cpu, float> adamw(table.parameters, table.elements, {.kind = OptimizerKind::adamw});
     BOOST_TEST(mentions(reason([&] { adamw.restore(1, Saved<float>(optimizer)); }), "'adamw.exp_avg.q_proj.weight'"));
     BOOST_CHECK_THROW(other.restore(-1, Saved<float>(optimizer)), Error);
@@ -343,17 +347,18 @@ BOOST_AUTO_TEST_CASE(wrong_tables_and_options_are_refused_in_a_sentence) {
     BOOST_TEST(mentions(reason([&] { make({.momentum = -0.1}); }), "momentum"));
     BOOST_TEST(mentions(reason([&] { make({.newton_schulz_steps = 0}); }), "newton_schulz_steps"));
     BOOST_TEST(mentions(reason([&] { make({.weight_decay = infinity}); }), "weight_decay"));
-    BOOST_TEST(reason([&] { make({.beta1 = 0.0, .beta2 = 0.0, .momentum = 0.0, .weight_decay = 0.0}); }) == "no error");
+    make({.beta1 = 0.0, .beta2 = 0.0, .momentum = 0.0, .weight_decay = 0.0});
 
+    const auto take = [](const Table& table) { Optimizer<Cpu, float>(table.parameters, table.elements, {}); };
     Table tiling;
     tiling.add("bad.weight", {10, 4}, {.muon_blocks = {4}});
-    BOOST_TEST(mentions(reason([&] { Optimizer<Cpu, float>(tiling.parameters, tiling.elements, {}); }), "'bad.weight'"));
+    BOOST_TEST(mentions(reason([&] { take(tiling); }), "'bad.weight'"));
     Table vector;
     vector.add("bad.bias", {10}, {.muon_blocks = {0}});
-    BOOST_TEST(mentions(reason([&] { Optimizer<Cpu, float>(vector.parameters, vector.elements, {}); }), "Muon takes matrices"));
+    BOOST_TEST(mentions(reason([&] { take(vector); }), "Muon takes matrices"));
     Table overlap;
     overlap.parameters[2].offset -= 20;
-    BOOST_TEST(mentions(reason([&] { Optimizer<Cpu, float>(overlap.parameters, overlap.elements, {}); }), "'q_proj.weight'"));
+    BOOST_TEST(mentions(reason([&] { take(overlap); }), "'q_proj.weight'"));
     const Table table;
     BOOST_CHECK_THROW((Optimizer<Cpu, float>(table.parameters, table.elements - 16, {})), Error);
 
@@ -365,7 +370,8 @@ BOOST_AUTO_TEST_CASE(wrong_tables_and_options_are_refused_in_a_sentence) {
     BOOST_CHECK_THROW(optimizer.step(Context<Cpu>(1), 1e-3, few.view(), gradients.view()), Error);
     BOOST_CHECK_THROW(optimizer.step(Context<Cpu>(1), 1e-3, weights.view(), few.view()), Error);
 
-    BOOST_TEST((optimizer_from_name("muon") == OptimizerKind::muon && optimizer_from_name("adamw") == OptimizerKind::adamw));
+    BOOST_TEST((optimizer_from_name("muon") == OptimizerKind::muon));
+    BOOST_TEST((optimizer_from_name("adamw") == OptimizerKind::adamw));
     BOOST_TEST(mentions(reason([] { optimizer_from_name("sgd"); }), "one of adamw, muon; got 'sgd'"));
 }
 

@@ -26,7 +26,8 @@ struct AdamwRule {
 
 template <class Backend>
 void adamw_step(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: adamw_step(ctx, pieces, rule, g, w, m, v) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: adamw_step(ctx, pieces, rule, g, w, m, v) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -18,7 +18,8 @@ struct ElementPiece {
 
 template <class Backend>
 void gradient_square_sums(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: gradient_square_sums(ctx, pieces, g, sums) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: gradient_square_sums(ctx, pieces, g, sums) has no overload for these arguments");
 }
 
 }  // namespace kimik3

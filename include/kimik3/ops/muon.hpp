@@ -27,7 +27,8 @@ struct MuonRule {
 
 template <class Backend>
 void muon_step(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: muon_step(ctx, blocks, rule, g, w, m) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: muon_step(ctx, blocks, rule, g, w, m) has no overload for these arguments");
 }
 
 }  // namespace kimik3

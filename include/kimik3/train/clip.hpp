@@ -10,7 +10,9 @@ namespace kimik3 {
 
 /// max_norm of a clipping rule: positive; infinity and 0 both mean no clipping. NaN and negative values are refused.
 inline void require_max_norm(double max_norm) {
-    require(max_norm >= 0.0, "the norm that gradients are clipped to must be positive, or 0 or infinity for no clipping, got {}", max_norm);
+    require(max_norm >= 0.0,
+            "the norm that gradients are clipped to must be positive, or 0 or infinity for no clipping, got {}",
+            max_norm);
 }
 
 /// What gradients of this norm, which is finite, are multiplied by.

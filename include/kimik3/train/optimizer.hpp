@@ -46,19 +46,22 @@ class Optimizer {
 public:
     /// elements: the length of the flat arrays that the table speaks of.
     Optimizer(std::vector<ParameterInfo> parameters, Index elements, OptimizerOptions options)
-        : options_(options), groups_(parameter_groups(parameters, options.kind)), parameters_(std::move(parameters)),
+        : options_(options),
+          groups_(parameter_groups(parameters, options.kind)),
+          parameters_(std::move(parameters)),
           first_(elements) {
         check_options();
         Index end = 0, second = 0;
         for (std::size_t p = 0; p < parameters_.size(); ++p) {
             const ParameterInfo& info = parameters_[p];
             require(info.offset >= end && info.count >= 0 && info.offset + info.count <= elements,
-                    "parameter '{}' at [{}, +{}) must follow the one before, which ends at {}, within {} elements", info.name,
-                    info.offset, info.count, end, elements);
+                    "parameter '{}' at [{}, +{}) must follow the one before, which ends at {}, within {} elements",
+                    info.name, info.offset, info.count, end, elements);
             end = info.offset + info.count;
             second = add_work(p, second);
         }
-        std::stable_sort(muon_.begin(), muon_.end(), [](const MuonBlock& a, const MuonBlock& b) { return work(a) > work(b); });
+        const auto more_work = [](const MuonBlock& a, const MuonBlock& b) { return work(a) > work(b); };
+        std::stable_sort(muon_.begin(), muon_.end(), more_work);
         second_ = Buffer<A>(second);
         sums_ = Buffer<double>(static_cast<Index>(pieces_.size()));
     }
@@ -71,8 +74,8 @@ public:
     /// Steps applied so far.
     Index steps() const { return steps_; }
 
-    /// Updates the weights from the gradients, which stay as they are. With a gradient that is not finite, or a norm above
-    /// norm_limit, nothing is changed: neither weights nor moments nor the step counter.
+    /// Updates the weights from the gradients, which stay as they are. With a gradient that is not finite, or a norm
+    /// above norm_limit, nothing is changed: neither weights nor moments nor the step counter.
     StepReport step(const Context<Backend>& ctx, double lr, VectorView<A> weights, VectorView<const A> gradients,
                     double norm_limit = std::numeric_limits<double>::infinity()) {
         require(lr >= 0.0 && std::isfinite(lr), "the learning rate must be finite and not negative, got {}", lr);
@@ -102,17 +105,19 @@ public:
         for (std::size_t p = 0; p < parameters_.size(); ++p) {
             const ParameterInfo& info = parameters_[p];
             const VectorView<A> first(first_.data() + info.offset, info.count);
-            if (groups_[p].kind == GroupKind::muon) tensors.push_back({"muon.momentum." + info.name, info.shape, first});
-            if (groups_[p].kind != GroupKind::adamw) continue;
-            tensors.push_back({"adamw.exp_avg." + info.name, info.shape, first});
-            tensors.push_back({"adamw.exp_avg_sq." + info.name, info.shape, {second_.data() + second, info.count}});
-            second += round_up(info.count, alignment);
+            if (groups_[p].kind == GroupKind::muon) {
+                tensors.push_back({"muon.momentum." + info.name, info.shape, first});
+            } else if (groups_[p].kind == GroupKind::adamw) {
+                tensors.push_back({"adamw.exp_avg." + info.name, info.shape, first});
+                tensors.push_back({"adamw.exp_avg_sq." + info.name, info.shape, {second_.data() + second, info.count}});
+                second += round_up(info.count, alignment);
+            }
         }
         return tensors;
     }
 
-    /// Continues a run of so many steps. source: a SafetensorsFile, or whatever else has contains(name), find(name).shape
-    /// and read(name, destination, count). All names and shapes are checked before the first number is read.
+    /// Continues a run of so many steps. source: a SafetensorsFile, or whatever else has contains(name),
+    /// find(name).shape and read(name, destination, count). All names and shapes are checked before anything is read.
     template <class Source>
     void restore(Index steps, const Source& source) {
         require(steps >= 0, "an optimizer has taken 0 steps or more, got {}", steps);
@@ -120,8 +125,8 @@ public:
         for (const StateTensor<A>& tensor : tensors) {
             require(source.contains(tensor.name), "the saved optimizer state lacks '{}'", tensor.name);
             const std::vector<Index>& shape = source.find(tensor.name).shape;
-            require(shape == tensor.shape, "the saved optimizer state '{}' must have the shape [{}], got [{}]", tensor.name,
-                    detail::listed(tensor.shape), detail::listed(shape));
+            require(shape == tensor.shape, "the saved optimizer state '{}' must have the shape [{}], got [{}]",
+                    tensor.name, detail::listed(tensor.shape), detail::listed(shape));
         }
         for (const StateTensor<A>& tensor : tensors) source.read(tensor.name, tensor.values.data, tensor.values.size);
         steps_ = steps;
@@ -141,24 +146,26 @@ private:
         check_rate("beta2", o.beta2);
         check_rate("momentum", o.momentum);
         require(o.eps > 0.0 && std::isfinite(o.eps), "eps must be positive and finite, got {}", o.eps);
-        require(o.weight_decay >= 0.0 && std::isfinite(o.weight_decay), "weight_decay must be finite and not negative, got {}",
-                o.weight_decay);
+        require(o.weight_decay >= 0.0 && std::isfinite(o.weight_decay),
+                "weight_decay must be finite and not negative, got {}", o.weight_decay);
         require(o.newton_schulz_steps >= 1, "newton_schulz_steps must be 1 or more, got {}", o.newton_schulz_steps);
         require_max_norm(o.clip_norm);
     }
 
-    /// Lists the pieces and blocks of one parameter; second: where its second moments begin. Returns where the next ones do.
+    /// Lists the pieces and blocks of one parameter; second: where its second moments begin. Returns where the next
+    /// ones do.
     Index add_work(std::size_t p, Index second) {
         const ParameterInfo& info = parameters_[p];
         const ParameterGroup& group = groups_[p];
         if (group.kind == GroupKind::none) return second;
+        const bool adamw = group.kind == GroupKind::adamw;
         for (Index done = 0; done < info.count; done += piece_size) {
             const Index count = (std::min)(piece_size, info.count - done);
             pieces_.push_back({info.offset + done, count});
             piece_parameter_.push_back(p);
-            if (group.kind == GroupKind::adamw) adamw_.push_back({info.offset + done, second + done, count, group.decay});
+            if (adamw) adamw_.push_back({info.offset + done, second + done, count, group.decay});
         }
-        if (group.kind == GroupKind::adamw) return second + round_up(info.count, alignment);
+        if (adamw) return second + round_up(info.count, alignment);
         Index offset = info.offset;
         for (Index b = 0; b < group.blocks; ++b) {
             const Index rows = group.block_rows[to_size(b) % group.block_rows.size()];

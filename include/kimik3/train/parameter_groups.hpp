@@ -56,7 +56,8 @@ inline void tile(const ParameterInfo& info, ParameterGroup& group) {
         require(block > 0 && block <= rows, "a Muon block of '{}' has 1 to {} rows, got {}", info.name, rows, block);
         cycle += block;
     }
-    require(rows % cycle == 0, "Muon blocks of [{}] rows must tile the {} rows of '{}'", listed(group.block_rows), rows, info.name);
+    require(rows % cycle == 0, "Muon blocks of [{}] rows must tile the {} rows of '{}'", listed(group.block_rows), rows,
+            info.name);
     group.blocks = rows / cycle * static_cast<Index>(group.block_rows.size());
 }
 

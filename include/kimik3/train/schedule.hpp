@@ -23,7 +23,8 @@ constexpr std::string_view name_of(ScheduleKind kind) {
 }
 
 inline ScheduleKind schedule_from_name(std::string_view name) {
-    for (const ScheduleKind kind : {ScheduleKind::constant, ScheduleKind::linear, ScheduleKind::cosine, ScheduleKind::wsd}) {
+    using enum ScheduleKind;
+    for (const ScheduleKind kind : {constant, linear, cosine, wsd}) {
         if (name == name_of(kind)) return kind;
     }
     fail("a schedule is one of constant, linear, cosine, wsd; got '{}'", name);
@@ -40,12 +41,13 @@ class Schedule {
 public:
     explicit Schedule(const ScheduleOptions& options) : options_(options) {
         const ScheduleOptions& o = options_;
-        require(o.max_lr > 0.0 && std::isfinite(o.max_lr), "the highest learning rate must be positive and finite, got {}", o.max_lr);
-        require(o.min_ratio >= 0.0 && o.min_ratio <= 1.0, "the lowest learning rate is a part in [0, 1] of the highest, got {}",
-                o.min_ratio);
+        require(o.max_lr > 0.0 && std::isfinite(o.max_lr),
+                "the highest learning rate must be positive and finite, got {}", o.max_lr);
+        require(o.min_ratio >= 0.0 && o.min_ratio <= 1.0,
+                "the lowest learning rate is a part in [0, 1] of the highest, got {}", o.min_ratio);
         require(o.total_steps >= 1, "a schedule has 1 step or more, got {}", o.total_steps);
-        require(o.warmup_steps >= 0 && o.warmup_steps <= o.total_steps, "warm-up takes 0 to {} steps, all there are, got {}",
-                o.total_steps, o.warmup_steps);
+        require(o.warmup_steps >= 0 && o.warmup_steps <= o.total_steps,
+                "warm-up takes 0 to {} steps, all there are, got {}", o.total_steps, o.warmup_steps);
         const Index most = o.kind == ScheduleKind::wsd ? o.total_steps - o.warmup_steps : 0;
         require(o.decay_steps >= 0 && o.decay_steps <= most, "decay_steps of the schedule {} lies in 0 to {}, got {}",
                 name_of(o.kind), most, o.decay_steps);

@@ -32,7 +32,8 @@ void adamw_step(const Context<Cpu>& ctx, std::span<const AdamwPiece> pieces, con
             const Lane<T> square = beta2 * at.load(second) + rest2 * gradient * gradient;
             at.store(first, mean);
             at.store(second, square);
-            at.store(weights, Lane<T>(keep * at.load(weights) - rate * (mean * unbias1) / ((square * unbias2).sqrt() + eps)));
+            const Lane<T> update = (mean * unbias1) / ((square * unbias2).sqrt() + eps);
+            at.store(weights, Lane<T>(keep * at.load(weights) - rate * update));
         });
     });
 }

@@ -12,7 +12,8 @@ namespace detail {
 inline constexpr Index small_muon_block = 256 * 256;
 
 template <class T>
-void muon_block_step(const Context<Cpu>& ctx, const MuonBlock& block, const MuonRule& rule, const T* g, T* w, T* m, T* memory) {
+void muon_block_step(const Context<Cpu>& ctx, const MuonBlock& block, const MuonRule& rule, const T* g, T* w, T* m,
+                     T* memory) {
     const MatrixView<T> update(memory, block.rows, block.cols);
     const VectorView<T> scratch(memory + round_up(update.size(), 16), newton_schulz_scratch(block.rows, block.cols));
     const T scale = static_cast<T>(rule.scale), momentum = static_cast<T>(rule.momentum);
@@ -34,13 +35,14 @@ void muon_block_step(const Context<Cpu>& ctx, const MuonBlock& block, const Muon
 }  // namespace detail
 
 template <class T>
-void muon_step(const Context<Cpu>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule, InVector<T> g, OutVector<T> w,
-               OutVector<T> m) {
+void muon_step(const Context<Cpu>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule, InVector<T> g,
+               OutVector<T> w, OutVector<T> m) {
     const Context<Cpu> alone(1);
     const auto step = [&](const Context<Cpu>& workers, const MuonBlock& block, int thread) {
         const Index size = block.rows * block.cols;
-        T* memory = ctx.workspace<T>(thread, round_up(size, 16) + newton_schulz_scratch(block.rows, block.cols));
-        detail::muon_block_step(workers, block, rule, g.data + block.offset, w.data + block.offset, m.data + block.offset, memory);
+        const Index needed = round_up(size, 16) + newton_schulz_scratch(block.rows, block.cols), at = block.offset;
+        T* memory = ctx.workspace<T>(thread, needed);
+        detail::muon_block_step(workers, block, rule, g.data + at, w.data + at, m.data + at, memory);
     };
     const auto is_small = [](const MuonBlock& block) { return block.rows * block.cols <= detail::small_muon_block; };
     for (const MuonBlock& block : blocks) {

@@ -44,7 +44,9 @@ void newton_schulz(const Context<Cpu>& ctx, Out<T> x, Index steps, OutVector<T> 
         detail::parallel_lanes<T>(ctx, gram.size(), [&](auto at) {
             at.store(square.data, Lane<T>(at.load(gram.data) * T(-4.7750) + at.load(square.data) * T(2.0315)));
         });
-        detail::parallel_lanes<T>(ctx, x.size(), [&](auto at) { at.store(next.data, Lane<T>(at.load(now.data) * T(3.4445))); });
+        detail::parallel_lanes<T>(ctx, x.size(), [&](auto at) {
+            at.store(next.data, Lane<T>(at.load(now.data) * T(3.4445)));
+        });
         if (wide) matmul_nn(ctx, square, now, next, Add::yes);
         else matmul_nn(ctx, now, square, next, Add::yes);
         std::swap(now, next);
