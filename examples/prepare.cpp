@@ -265,8 +265,8 @@ void prepare(const Options& options) {
     staging.publish();
 
     const Index tokens = train.tokens() + validation.tokens();
-    fmt::print("documents        {} ({} for validation{})\n", documents, split.chosen(),
-               documents == 1 && options.val_fraction > 0 ? "; the tail of the only one is" : "");
+    fmt::print("documents        {} ({} for validation)\n", documents,
+               validation.tokens() > 0 && documents == 1 ? "its tail" : std::to_string(split.chosen()));
     if (options.corpus.skip_bad) fmt::print("bad lines        {} skipped\n", skipped);
     fmt::print("bytes            {}\n", bytes);
     fmt::print("vocabulary       {}\n", tokenizer.vocab_size());

@@ -60,7 +60,7 @@ law "the separator is not text" equal "$(ids o4/train_000000.bin)" "120 256 121 
 law "a control token in a text stays text" ends 0 "tokens           30" literal.txt -o o5 --tokenizer bytes --val-fraction 0 --no-end-token
 
 seq 1 1000 >lines.txt
-law "a single document gives its tail" ends 0 "the tail of the only one" lines.txt -o o6 --tokenizer bytes --val-fraction 0.25
+law "a single document gives its tail" ends 0 "documents        1 (its tail for validation)" lines.txt -o o6 --tokenizer bytes --val-fraction 0.25
 tail -c +1025 o6/train_000000.bin >both
 tail -c +1025 o6/val_000000.bin >>both
 law "nothing is lost at the cut" equal "$(od -An -v -t u2 -w2 both | awk '{ printf "%c", $1 }' | head -c 3893 | md5sum)" "$(md5sum <lines.txt)"

@@ -211,7 +211,7 @@ inline std::vector<std::filesystem::path> list_shards(const std::filesystem::pat
     std::filesystem::directory_iterator entry(folder, error);
     for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
         if (entry->path().extension() != ".bin") continue;
-        const std::string words = "_" + entry->path().stem().string() + "_";
+        const std::string words = fmt::format("_{}_", entry->path().stem().string());
         if (words.find(fmt::format("_{}_", split)) != std::string::npos) found.push_back(entry->path());
     }
     require(!error, "{}: cannot list the folder: {}", folder.string(), error.message());
