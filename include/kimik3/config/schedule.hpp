@@ -38,18 +38,20 @@ template <ModelConfig config, Index layer>
 using block_of = DecoderBlock<std::conditional_t<config.layer_types[layer] == Kda::letter, Kda, GatedMla>,
                               std::conditional_t<(layer < config.num_dense_layers), DenseFfn, LatentMoe>>;
 
-template <ModelConfig config, class Layers>
-struct ScheduleOf;
 template <ModelConfig config, Index... layer>
-struct ScheduleOf<config, std::integer_sequence<Index, layer...>> {
-    using type = LayerList<block_of<config, layer>...>;
+LayerList<block_of<config, layer>...> layers_of(std::integer_sequence<Index, layer...>);
+
+template <ModelConfig config>
+struct ScheduleOf {
+    static_assert(valid<config>);  // before anything that a broken config would break
+    using type = decltype(layers_of<config>(std::make_integer_sequence<Index, config.num_layers>{}));
 };
 
 }  // namespace detail
 
 /// The schedule that a config describes.
 template <ModelConfig config>
-using schedule_of = typename detail::ScheduleOf<config, std::make_integer_sequence<Index, config.num_layers>>::type;
+using schedule_of = typename detail::ScheduleOf<config>::type;
 
 /// Whether a schedule written by hand is the one that the config describes.
 template <class Schedule, ModelConfig config>
