@@ -46,6 +46,7 @@ def settled_code_points():
 def fuzzed_texts(rng, count):
     points = settled_code_points()
     low = [c for c in points if c < 0x3000]
+    marks = [chr(c) for c in points if unicodedata.combining(chr(c)) or c in range(0x1161, 0x1176) or c in range(0x11A8, 0x11C3)]
 
     def piece():
         kind = rng.randrange(14)
@@ -59,6 +60,9 @@ def fuzzed_texts(rng, count):
             return "".join(chr(rng.choice(points)) for _ in range(rng.randrange(1, 8)))
         if kind == 8:
             return "".join(chr(rng.choice(low)) for _ in range(rng.randrange(1, 8)))
+        if kind == 9 and rng.randrange(2):
+            return unicodedata.normalize(rng.choice(["NFD", "NFC"]), chr(rng.choice(points)) + "".join(
+                rng.choice(marks) for _ in range(rng.randrange(5))))
         if kind == 9:
             return "".join(chr(rng.randrange(128)) for _ in range(rng.randrange(1, 8)))
         if kind == 10:
@@ -153,6 +157,10 @@ def byte_level_files(corpus):
             tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("o", "00"), normalizers.Prepend("▁"),
                                                          normalizers.Replace(Regex(r"\s+|x+"), "_")])
             yield "normalizers", json.loads(tokenizer.to_str())
+            tokenizer.normalizer = normalizers.NFC()
+            yield "normal form C", json.loads(tokenizer.to_str())
+            tokenizer.normalizer = normalizers.NFD()
+            yield "normal form D", json.loads(tokenizer.to_str())
             few = copy.deepcopy(flags)
             few["model"]["merges"] = [" ".join(pair) for pair in flags["model"]["merges"][:20]]
             few["model"]["ignore_merges"] = True

@@ -11,6 +11,7 @@
 #include "kimik3/text/added_tokens.hpp"
 #include "kimik3/text/bpe.hpp"
 #include "kimik3/text/byte_alphabet.hpp"
+#include "kimik3/text/normal_form.hpp"
 #include "kimik3/text/pre_tokenizer.hpp"
 
 namespace kimik3 {
@@ -51,9 +52,10 @@ private:
         bool exists = false, special = false;
         bool whole = false;  // a piece with these bytes is this one token
     };
-    struct Replacement {
-        Regex pattern;
+    struct Change {
+        std::optional<Regex> replaced;  // none: a normal form
         std::string content;
+        bool compose = false;
     };
     struct State {
         explicit State(TokenizerSpec s);
@@ -69,7 +71,8 @@ private:
         std::vector<Token> tokens;
         std::unordered_map<std::string_view, std::int32_t> vocabulary, added;  // views into tokens
         detail::MergeTable merges;
-        std::vector<Replacement> normalizer;
+        std::vector<Change> normalizer;
+        std::optional<NormalForm> normal_form;  // built where a step uses it
         PreTokenizer pre_tokenizer;
         std::optional<detail::AddedTokenFinder> raw_finder, normalized_finder;
     };
@@ -255,20 +258,26 @@ inline void Tokenizer::State::add_normalizer() {
         if (const auto* prepend = std::get_if<PrependNormalizer>(&step)) {
             require(is_utf8(prepend->prefix), "what a normaliser prepends must be UTF-8");
             normalizer.push_back({Regex("\\A"), prepend->prefix});
+        } else if (const auto* replace = std::get_if<ReplaceNormalizer>(&step)) {
+            require(is_utf8(replace->content) && !replace->pattern.empty(),
+                    "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace->pattern);
+            normalizer.push_back({Regex(replace->literal ? quote_regex(replace->pattern) : replace->pattern), replace->content});
         } else {
-            const auto& replace = std::get<ReplaceNormalizer>(step);
-            require(is_utf8(replace.content) && !replace.pattern.empty(),
-                    "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace.pattern);
-            normalizer.push_back({Regex(replace.literal ? quote_regex(replace.pattern) : replace.pattern), replace.content});
+            normalizer.push_back({std::nullopt, {}, std::get<UnicodeNormalizer>(step).compose});
+            if (!normal_form) normal_form.emplace();
         }
     }
 }
 
 inline std::string Tokenizer::State::normalised(std::string_view text, Matcher& matcher) const {
     std::string changed(text);
-    for (const Replacement& step : normalizer) {
+    for (const Change& step : normalizer) {
+        if (!step.replaced) {
+            changed = normal_form->apply(changed, step.compose);
+            continue;
+        }
         std::string next;
-        detail::for_each_match(step.pattern, changed, matcher, [&](Span span, bool is_match) {
+        detail::for_each_match(*step.replaced, changed, matcher, [&](Span span, bool is_match) {
             if (is_match) next += step.content;
             else next.append(changed, to_size(span.begin), to_size(span.end - span.begin));
         });

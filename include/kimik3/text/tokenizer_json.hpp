@@ -124,6 +124,8 @@ inline void read_normalizer(const JsonObject& file, TokenizerSpec& spec) {
         const std::string type = step.string("type");
         if (type == "Prepend") {
             spec.normalizer.push_back(PrependNormalizer{step.string("prepend")});
+        } else if (type == "NFC" || type == "NFD") {
+            spec.normalizer.push_back(UnicodeNormalizer{type == "NFC"});
         } else {
             require(type == "Replace", "tokenizer.json: the normalizer '{}' is not supported for byte-level BPE", type);
             auto [pattern, literal] = json_pattern(step);
@@ -279,6 +281,7 @@ inline Json to_json(const ReplaceNormalizer& step) {
     return Json::object(
         {{"type", "Replace"}, {"pattern", pattern_to_json(step.pattern, step.literal)}, {"content", step.content}});
 }
+inline Json to_json(const UnicodeNormalizer& step) { return Json::object({{"type", step.compose ? "NFC" : "NFD"}}); }
 inline Json to_json(const SplitStep& step) {
     const auto* name = std::find_if(std::begin(behaviour_names), std::end(behaviour_names),
                                     [&](const auto& entry) { return step.behaviour == entry.second; });

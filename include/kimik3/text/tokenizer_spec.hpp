@@ -63,7 +63,12 @@ struct ReplaceNormalizer {
     std::string content;
 };
 
-using NormalizerStep = std::variant<PrependNormalizer, ReplaceNormalizer>;
+/// Unicode's normal form C, or D.
+struct UnicodeNormalizer {
+    bool compose = true;
+};
+
+using NormalizerStep = std::variant<PrependNormalizer, ReplaceNormalizer, UnicodeNormalizer>;
 
 struct TokenizerSpec {
     std::vector<VocabularyEntry> vocabulary;  // every single byte is in it

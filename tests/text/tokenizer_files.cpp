@@ -1,0 +1,125 @@
+#include "kimik3/text/tokenizer_files.hpp"
+
+#include <boost/test/unit_test.hpp>
+
+#include "text/tiny_vocabulary.hpp"
+
+using namespace kimik3;
+using namespace kimik3::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// A folder that goes with the test.
+struct Folder {
+    fs::path path = fs::temp_directory_path() / fmt::format("kimik3_text_{}", ::getpid());
+    Folder() { fs::create_directory(path); }
+    ~Folder() { fs::remove_all(path); }
+    std::string write(const char* name, const std::string& text) const {
+        std::ofstream(path / name, std::ios::binary) << text;
+        return (path / name).string();
+    }
+};
+
+std::string to_base64(std::string_view bytes) {
+    const std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out;
+    for (std::size_t i = 0; i < bytes.size(); i += 3) {
+        std::uint32_t bits = 0;
+        for (std::size_t j = 0; j < 3; ++j) bits = (bits << 8) | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0u);
+        for (std::size_t j = 0; j < 4; ++j) out.push_back(i + j > bytes.size() ? '=' : letters[(bits >> (18 - 6 * j)) & 63]);
+    }
+    return out;
+}
+
+std::string rank_file(const TokenizerSpec& spec) {
+    std::string out;
+    for (const VocabularyEntry& entry : spec.vocabulary) out += fmt::format("{} {}\n", to_base64(entry.bytes), entry.id);
+    return out;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(tokenizer_files)
+
+BOOST_AUTO_TEST_CASE(a_rank_file_merges_by_the_rank_of_the_joined_bytes) {
+    const TokenizerSpec spec = parse_tiktoken(rank_file(spec_with_merges({{"b", "c"}, {"a", "b"}, {"ab", "c"}})));
+    const Tokenizer tokenizer(spec);
+    BOOST_TEST((tokenizer.encode("abcx", Specials::as_text) == std::vector<std::int32_t>{258, 'x'}));
+    BOOST_TEST((tokenizer.encode("abc", Specials::as_text) == std::vector<std::int32_t>{258}));
+    BOOST_TEST(tokenizer.decode(tokenizer.encode(every_byte() + tiny_corpus, Specials::as_text)) == every_byte() + tiny_corpus);
+}
+
+BOOST_AUTO_TEST_CASE(kimis_pattern_keeps_han_apart_and_takes_digits_by_three) {
+    std::vector<std::string> pieces;
+    Matcher matcher;
+    PreTokenizer({SplitStep{std::string(kimi_pattern)}})
+        .split("Hello中文words 12345\n\n  It's ÉTÉ", matcher, [&](std::string_view piece) { pieces.emplace_back(piece); });
+    const std::vector<std::string> expected = {"Hello", "中文", "words", " ", "123", "45", "\n\n", " ", " It's", " ÉTÉ"};
+    BOOST_TEST(pieces == expected, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(the_special_tokens_of_a_rank_file_come_from_the_config_beside_it) {
+    const Folder folder;
+    const std::string path = folder.write("tiktoken.model", rank_file(tiny_bpe().spec()));
+    const std::int32_t first = static_cast<std::int32_t>(tiny_bpe().spec().vocabulary.size());
+    const Tokenizer bare = load_tokenizer(path);
+    BOOST_TEST(bare.vocab_size() == first + 256);
+    BOOST_TEST(*bare.id_of(fmt::format("<|reserved_token_{}|>", first + 7)) == first + 7);
+    BOOST_TEST(!bare.end_id());
+
+    folder.write("tokenizer_config.json", fmt::format(R"({{"added_tokens_decoder": {{"{}": {{"content": "[BOS]", "special": true}},
+        "{}": {{"content": "<|end_of_msg|>", "special": true}}}}, "bos_token": "[BOS]", "eos_token": {{"content": "<|end_of_msg|>"}}}})",
+                                                      first, first + 2));
+    const Tokenizer named = load_tokenizer(folder.path.string());
+    BOOST_TEST(*named.begin_id() == first);
+    BOOST_TEST(*named.end_id() == first + 2);
+    BOOST_TEST((named.encode("<|end_of_msg|>", Specials::recognised) == std::vector<std::int32_t>{first + 2}));
+    const Tokenizer again(parse_tokenizer_json(write_tokenizer_json(named)));
+    for (const Specials specials : {Specials::as_text, Specials::recognised})
+        BOOST_TEST((again.encode(tiny_corpus + "[BOS]", specials) == named.encode(tiny_corpus + "[BOS]", specials)));
+}
+
+BOOST_AUTO_TEST_CASE(gpt2s_pair_of_files_is_read) {
+    const Tokenizer tokenizer = tiny_bpe();
+    const nlohmann::json model = nlohmann::json::parse(write_tokenizer_json(tokenizer))["model"];
+    std::string merges = "#version: 0.2\n";
+    for (const auto& merge : model["merges"]) merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+    const Folder folder;
+    folder.write("vocab.json", model["vocab"].dump());
+    folder.write("merges.txt", merges);
+    for (const fs::path& path : {folder.path, folder.path / "vocab.json", folder.path / "merges.txt"}) {
+        const Tokenizer read = load_tokenizer(path.string());
+        const std::string text = tiny_corpus + "<|endoftext|>";
+        for (const Specials specials : {Specials::as_text, Specials::recognised})
+            BOOST_TEST((read.encode(text, specials) == tokenizer.encode(text, specials)));
+        BOOST_TEST(*read.end_id() == *tokenizer.end_id());
+    }
+}
+
+BOOST_AUTO_TEST_CASE(a_folder_with_a_tokenizer_json_is_loaded) {
+    const Folder folder;
+    BOOST_CHECK_THROW(load_tokenizer(folder.path.string()), Error);
+    folder.write("tokenizer.json", write_tokenizer_json(tiny_bpe()));
+    BOOST_TEST(load_tokenizer(folder.path.string()).vocab_size() == 320);
+}
+
+BOOST_AUTO_TEST_CASE(malformed_rank_files_are_refused_with_the_line) {
+    const auto sentence = [](std::string_view text) -> std::string {
+        try {
+            parse_tiktoken(text);
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "accepted";
+    };
+    BOOST_TEST(sentence("YQ== 0\nYg== 1\n") == "accepted");
+    BOOST_TEST(sentence("") == "the rank file holds no token");
+    BOOST_TEST(sentence("YQ== 0\nYg==\n") == "line 2 of the rank file is not \"base64 rank\": 'Yg=='");
+    BOOST_TEST(sentence("Y*== 0") == "line 1 of the rank file is not base64: 'Y*=='");
+    BOOST_TEST(sentence("YQ= 0") == "line 1 of the rank file is not base64: 'YQ='");
+    BOOST_TEST(sentence("YQ== -1") == "line 1 of the rank file has no rank in [0, 4194304): '-1'");
+    BOOST_TEST(sentence("YQ== 99999999999999999999") == "line 1 of the rank file has no rank in [0, 4194304): '99999999999999999999'");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
