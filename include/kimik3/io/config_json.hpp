@@ -159,7 +159,7 @@ private:
     }
 
     void take(ConfigSection section, std::string_view key, const nlohmann::json& value, int& field) const {
-        constexpr Index limit = std::numeric_limits<int>::max();
+        constexpr Index limit = (std::numeric_limits<int>::max)();
         // A number above 2^63 - 1 would wrap to a negative Index.
         const bool fits = value.is_number_integer() && value.get<Index>() >= -limit && value.get<Index>() <= limit &&
                           (!value.is_number_unsigned() || value.get<std::uint64_t>() <= limit);
