@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kimik3/config/presets.hpp"
+#include "kimik3/config/schedule.hpp"
 
 using namespace kimik3;
 
@@ -17,4 +18,4 @@ constexpr ModelConfig config = [] {
     return c;
 }();
 
-static_assert(valid<config>);
+using Layers = schedule_of<config>;  // asserts valid<config>, as the model does
