@@ -1,9 +1,9 @@
 #pragma once
 // Generation: prompts in, tokens out one by one. A prompt is taken in pieces of prefill_chunk tokens, then every new token
 // costs one step of the kept state. A range of one prompt:
-//   for (std::int32_t token : generate(model, prompt, {.temperature = 0.8})) ...
+//   for (std::int32_t token : generate(model, prompt, {.temperature = 0.8f})) ...
 // and any number of prompts of unequal length side by side:
-//   BatchGeneration batch(model, prompts, options); while (batch.next()) ... batch.token(s)
+//   BatchGeneration batch(model, prompts); while (batch.next()) ... batch.token(s)
 // A token is fed back only when the next one is asked for, so with a context of n a prompt of p gives up to n - p + 1.
 
 #include <algorithm>
@@ -18,18 +18,25 @@
 namespace kimik3 {
 
 struct GenerateOptions {
-    SamplingOptions sampling{};
+    // How a token is drawn: see SamplingOptions.
+    double temperature = 1.0;
+    Index top_k = 0;
+    double top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0;
+    std::uint64_t seed = 0;
+
     Index max_tokens = 256;
     std::vector<std::int32_t> stop_ids{};     // end at any of these; the stop token is not given out
     std::optional<std::int32_t> begin_id{};   // what an empty prompt starts from
     Index context = 0;                        // tokens kept of a sequence; 0: all that the model allows
     Index prefill_chunk = 256;
+
+    SamplingOptions sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty, seed}; }
 };
 
-enum class Finish : std::uint8_t { running, max_tokens, stop_token, context_full, failed };
+enum class Finish : std::uint8_t { running, max_tokens, stop_token, stopped, context_full, failed };
 
 constexpr std::string_view name_of(Finish finish) {
-    constexpr std::string_view names[] = {"running", "max tokens", "stop token", "context full", "failed"};
+    constexpr std::string_view names[] = {"running", "max tokens", "stop token", "stopped", "context full", "failed"};
     return names[static_cast<std::size_t>(finish)];
 }
 
@@ -50,7 +57,7 @@ public:
     bool next() {
         std::vector<Index> slots;
         for (Index s = 0; s < size(); ++s) {
-            Sequence& sequence = sequences_[to_size(s)];
+            Member& sequence = sequences_[to_size(s)];
             sequence.token.reset();
             if (sequence.finish == Finish::running && may_go_on(sequence, s)) slots.push_back(s);
         }
@@ -58,6 +65,12 @@ public:
         while (feed(slots)) {
         }
         return true;
+    }
+
+    /// Ends a sequence from outside, where its text has met a stop string.
+    void stop(Index sequence) {
+        at(sequence);
+        sequences_[to_size(sequence)].finish = Finish::stopped;
     }
 
     /// The token that the last next() gave a sequence, if it gave one.
@@ -70,7 +83,7 @@ public:
     const typename Model::State& state() const { return state_; }
 
 private:
-    struct Sequence {
+    struct Member {
         std::vector<std::int32_t> history;
         Sampler sampler;
         Index generated = 0;
@@ -79,7 +92,7 @@ private:
         std::string error{};
     };
 
-    const Sequence& at(Index sequence) const {
+    const Member& at(Index sequence) const {
         require(sequence >= 0 && sequence < size(), "the batch has {} sequences, number {} was asked for", size(), sequence);
         return sequences_[to_size(sequence)];
     }
@@ -92,10 +105,10 @@ private:
         require(static_cast<Index>(prompt.size()) <= state_.max_len(), "a prompt has at most {} tokens, the context; this one has {}",
                 state_.max_len(), prompt.size());
         check_ids(prompt, Model::config.vocab_size);
-        sequences_.push_back({std::move(prompt), Sampler(options_.sampling, static_cast<std::uint64_t>(slot))});
+        sequences_.push_back({std::move(prompt), Sampler(options_.sampling(), static_cast<std::uint64_t>(slot))});
     }
 
-    bool may_go_on(Sequence& sequence, Index slot) const {
+    bool may_go_on(Member& sequence, Index slot) const {
         if (sequence.generated >= options_.max_tokens) sequence.finish = Finish::max_tokens;
         else if (state_.length(slot) >= state_.max_len()) sequence.finish = Finish::context_full;
         return sequence.finish == Finish::running;
@@ -115,16 +128,16 @@ private:
         const auto logits = model_->step(state_, fresh, counts, slots);
         std::vector<Index> left;
         for (std::size_t row = 0; row < slots.size(); ++row) {
-            Sequence& sequence = sequences_[to_size(slots[row])];
+            Member& sequence = sequences_[to_size(slots[row])];
             if (state_.length(slots[row]) < static_cast<Index>(sequence.history.size())) left.push_back(slots[row]);
-            else draw(sequence, {logits.row(static_cast<Index>(row)), to_size(logits.cols)});
+            else draw(sequence, std::span(logits.row(static_cast<Index>(row)), to_size(logits.cols)));
         }
         slots = std::move(left);
         return !slots.empty();
     }
 
     template <class T>
-    void draw(Sequence& sequence, std::span<const T> logits) {
+    void draw(Member& sequence, std::span<const T> logits) {
         std::int32_t token = 0;
         try {
             token = sequence.sampler.sample(logits, Tokens(sequence.history));
@@ -145,7 +158,7 @@ private:
     Model* model_;
     GenerateOptions options_;
     typename Model::State state_;
-    std::vector<Sequence> sequences_;
+    std::vector<Member> sequences_;
 };
 
 /// One prompt's generation as an input range of token ids. A failure is thrown where the next token was asked for.

@@ -4,6 +4,7 @@
 // sequence. A recurrent state cannot forget its last tokens, so it is shortened only to nothing; go back by a snapshot.
 
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "kimik3/model/model_params.hpp"

@@ -1,0 +1,103 @@
+#pragma once
+// The body of kimik3-generate for one preset: prompts side by side, text streamed as it becomes certain.
+
+#include <fmt/core.h>
+
+#include "kimik3/generate/stop_strings.hpp"
+#include "kimik3/io/checkpoint.hpp"
+#include "kimik3/kimik3.hpp"
+#include "kimik3/text.hpp"
+#include "model_programs.hpp"
+#include "terminal.hpp"
+
+namespace kimik3 {
+
+/// The text of one sequence on its way out.
+class TextStream {
+public:
+    TextStream(const Tokenizer& tokenizer, const std::vector<std::string>& stops) : decoder_(tokenizer), stops_(stops) {}
+
+    std::string push(std::int32_t token) { return stops_.push(decoder_.push(token)); }
+    std::string finish() {
+        const std::string certain = stops_.push(decoder_.flush());
+        return stops_.stopped() ? certain : certain + stops_.finish();
+    }
+    bool stopped() const { return stops_.stopped(); }
+
+private:
+    StreamDecoder decoder_;
+    StopStrings stops_;
+};
+
+inline Tokenizer tokenizer_of(const GenerateArguments& a, const std::filesystem::path& checkpoint) {
+    if (!a.tokenizer.empty()) return a.tokenizer == "bytes" ? Tokenizer::bytes() : load_tokenizer(a.tokenizer.string());
+    const std::filesystem::path beside = checkpoint / "tokenizer.json";
+    require(std::filesystem::exists(beside), "'{}' has no tokenizer.json: name one with --tokenizer (a file, or bytes)", checkpoint.string());
+    return load_tokenizer(beside.string());
+}
+
+template <ModelConfig config>
+void ModelPrograms<config>::generate(const GenerateArguments& a) {
+    const std::filesystem::path checkpoint = find_checkpoint(a.checkpoint);
+    const Tokenizer tokenizer = tokenizer_of(a, checkpoint);
+    require(tokenizer.vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, the model's vocabulary {}", tokenizer.vocab_size(),
+            config.vocab_size);
+    KimiK3<config> model(Context<Cpu>(a.threads));
+    load_model(checkpoint, model);
+
+    GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,
+                            .repetition_penalty = a.repetition_penalty, .seed = a.seed, .max_tokens = a.max_tokens};
+    options.context = a.context;
+    options.begin_id = tokenizer.begin_id() ? tokenizer.begin_id() : tokenizer.end_id();
+    if (!a.ignore_end && tokenizer.end_id()) options.stop_ids.push_back(*tokenizer.end_id());
+    std::vector<std::vector<std::int32_t>> prompts;
+    Index prompt_tokens = 0;
+    for (const std::string& prompt : a.prompts) {
+        prompts.push_back(tokenizer.encode(prompt, a.specials ? Specials::recognised : Specials::as_text));
+        prompt_tokens += static_cast<Index>(prompts.back().size());
+    }
+
+    catch_interruption();
+    Stopwatch clock;
+    BatchGeneration batch(model, prompts, options);
+    std::vector<TextStream> streams(prompts.size(), TextStream(tokenizer, a.stop));
+    std::vector<std::string> texts = a.no_echo ? std::vector<std::string>(prompts.size()) : a.prompts;
+    const bool streaming = prompts.size() == 1;
+    Index tokens = 0;
+    double prefill_seconds = 0;
+    const auto give = [&](std::size_t s, const std::string& text) {
+        if (streaming) fmt::print("{}", text);
+        else texts[s] += text;
+        std::fflush(stdout);
+    };
+    if (streaming) give(0, texts[0]);
+    for (bool going = batch.next(); going && interrupted == 0; going = batch.next()) {
+        if (prefill_seconds == 0) prefill_seconds = clock.seconds();
+        for (std::size_t s = 0; s < streams.size(); ++s) {
+            const auto token = batch.token(static_cast<Index>(s));
+            if (!token || streams[s].stopped()) continue;
+            ++tokens;
+            give(s, streams[s].push(*token));
+            if (streams[s].stopped()) batch.stop(static_cast<Index>(s));
+        }
+    }
+    const double seconds = clock.seconds() - prefill_seconds;
+    for (std::size_t s = 0; s < streams.size(); ++s) {
+        give(s, streams[s].finish());
+        if (!streaming) fmt::print("=== {} ===\n{}\n", s + 1, texts[s]);
+    }
+    if (streaming) fmt::print("\n");
+    std::fflush(stdout);
+    for (Index s = 0; s < batch.size(); ++s) {
+        require(batch.finish(s) != Finish::failed, "sequence {}: {}", s + 1, batch.error(s));
+        if (!a.quiet) fmt::print(stderr, "{}{} tokens, end: {}\n", streaming ? "" : fmt::format("{}: ", s + 1),
+                                 static_cast<Index>(batch.tokens(s).size()), name_of(batch.finish(s)));
+    }
+    if (!a.quiet) {
+        const Index steps = tokens - batch.size();  // the first tokens come with the prompts
+        fmt::print(stderr, "prompt {} tokens in {:.2f} s; {:.1f} tokens/s after it\n", prompt_tokens, prefill_seconds,
+                   steps > 0 ? static_cast<double>(steps) / seconds : 0.0);
+    }
+}
+
+}  // namespace kimik3

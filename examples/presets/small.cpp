@@ -1,0 +1,4 @@
+#include "../generate_program.hpp"
+#include "../train_program.hpp"
+
+template struct kimik3::ModelPrograms<kimik3::presets::small>;
