@@ -1,8 +1,8 @@
 #!/bin/bash
 # headers/order.sh INCLUDE_FOLDER
 # The house rules that the text of a header shows: a folder includes only itself and the folders before it; JSON stays in
-# text/ and io/, PCRE2 in text/; what the umbrella reaches needs neither; the first line is #pragma once; macros are
-# KIMIK3_*; files are at most 400 lines long.
+# text/ and io/, PCRE2 in text/; what the umbrella reaches needs neither, and every header is reached from it or from
+# text.hpp and io.hpp; the first line is #pragma once; macros are KIMIK3_*; files are at most 400 lines long.
 cd "$1" || exit 1
 find kimik3 -name '*.hpp' | sort | xargs awk '
     BEGIN {
@@ -16,6 +16,7 @@ find kimik3 -name '*.hpp' | sort | xargs awk '
         if (folder != "umbrella" && !(folder in rank)) complain("the folder " folder " has no place in the order")
         if ($0 != "#pragma once") complain("the first line is not #pragma once")
         files++
+        seen[FILENAME] = 1
     }
     FNR == 401 { complain("more than 400 lines") }
     /^ *# *define/ && $0 !~ /^ *# *define (KIMIK3_|PCRE2_CODE_UNIT_WIDTH )/ { complain("a macro that is not KIMIK3_*") }
@@ -34,13 +35,17 @@ find kimik3 -name '*.hpp' | sort | xargs awk '
     function reach(file, list, position, count) {
         if (file in reached) return
         reached[file] = 1
-        if (file in heavy) { printf "kimik3/kimik3.hpp needs %s through %s\n", heavy[file], file; failures++ }
         count = split(includes[file], list, " ")
         for (position = 1; position <= count; position++) reach(list[position])
     }
     END {
         reach("kimik3/kimik3.hpp")
-        for (file in reached) count++
-        printf "%d headers, %d reached from the umbrella, %d failures\n", files, count, failures
+        for (file in heavy)
+            if (file in reached) { printf "kimik3/kimik3.hpp needs %s through %s\n", heavy[file], file; failures++ }
+        reach("kimik3/text.hpp")
+        reach("kimik3/io.hpp")
+        for (file in seen)
+            if (!(file in reached)) { printf "no umbrella header reaches %s\n", file; failures++ }
+        printf "%d headers, %d failures\n", files, failures
         exit failures > 0 || files == 0
     }'
