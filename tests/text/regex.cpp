@@ -80,7 +80,7 @@ BOOST_AUTO_TEST_CASE(quoted_text_matches_itself) {
 BOOST_AUTO_TEST_CASE(a_pattern_that_backtracks_without_end_gives_up_with_an_error) {
     Matcher matcher;
     Span span;
-    BOOST_CHECK_THROW(matcher.find(Regex("(?:a|a)*b"), std::string(60, 'a'), 0, span), Error);
+    BOOST_CHECK_THROW(matcher.find(Regex("(?:a|aa|ab?)*[cd]"), std::string(60, 'a'), 0, span), Error);
 }
 
 BOOST_AUTO_TEST_CASE(split_behaviours_treat_matches_as_they_say) {

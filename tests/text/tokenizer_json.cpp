@@ -52,7 +52,7 @@ BOOST_AUTO_TEST_CASE(what_is_written_reads_back_as_the_same_tokenizer_and_the_sa
 BOOST_AUTO_TEST_CASE(every_supported_step_and_flag_survives_writing) {
     TokenizerSpec spec = tiny_bpe().spec();
     spec.ignore_merges = true;
-    spec.normalizer = {PrependNormalizer{"_"}, ReplaceNormalizer{"a", true, "bb"}, ReplaceNormalizer{"\\d+", false, ""}};
+    spec.normalizer = {UnicodeNormalizer{true}, UnicodeNormalizer{false}, PrependNormalizer{"_"}, ReplaceNormalizer{"a", true, "bb"}, ReplaceNormalizer{"\\d+", false, ""}};
     spec.pre_tokenizer.clear();
     for (const auto behaviour : {SplitBehaviour::isolated, SplitBehaviour::removed, SplitBehaviour::merged_with_previous,
                                  SplitBehaviour::merged_with_next, SplitBehaviour::contiguous})
@@ -133,9 +133,9 @@ BOOST_AUTO_TEST_CASE(malformed_files_are_refused_with_a_sentence) {
 }
 
 BOOST_AUTO_TEST_CASE(a_deep_nest_of_sequences_is_refused) {
-    std::string nest = R"({"type":"ByteLevel"})";
-    for (int i = 0; i < 100000; ++i) nest = R"({"type":"Sequence","pretokenizers":[)" + nest + "]}";
-    BOOST_CHECK_THROW(parse_tokenizer_json(R"({"pre_tokenizer":)" + nest + "}"), Error);
+    std::string nest = R"({"pre_tokenizer":)", end = "}";
+    for (int i = 0; i < 100000; ++i) nest += R"({"type":"Sequence","pretokenizers":[)", end += "}]";
+    BOOST_CHECK_THROW(parse_tokenizer_json(nest + R"({"type":"ByteLevel"})" + std::string(end.rbegin(), end.rend())), Error);
 }
 
 BOOST_AUTO_TEST_CASE(a_saved_file_loads) {

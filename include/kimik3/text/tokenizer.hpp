@@ -50,7 +50,6 @@ private:
     struct Token {
         std::string bytes;
         bool exists = false, special = false;
-        bool whole = false;  // a piece with these bytes is this one token
     };
     struct Change {
         std::optional<Regex> replaced;  // none: a normal form
@@ -69,6 +68,7 @@ private:
 
         TokenizerSpec spec;
         std::vector<Token> tokens;
+        std::vector<bool> whole;  // by id: a piece with the token's bytes is this one token
         std::unordered_map<std::string_view, std::int32_t> vocabulary, added;  // views into tokens
         detail::MergeTable merges;
         std::vector<Change> normalizer;
@@ -136,7 +136,7 @@ private:
     /// Most pieces are one token; of the others the short ones repeat.
     void merge(std::string_view piece) {
         if (const auto found = state_.vocabulary.find(piece);
-            found != state_.vocabulary.end() && state_.tokens[to_size(found->second)].whole) {
+            found != state_.vocabulary.end() && state_.whole[to_size(found->second)]) {
             ids_.push_back(found->second);
             return;
         }
@@ -199,6 +199,7 @@ inline Tokenizer::State::State(TokenizerSpec s) : spec(std::move(s)), pre_tokeni
     for (const VocabularyEntry& entry : spec.vocabulary) see(entry.id);
     for (const AddedToken& token : spec.added_tokens) see(token.id);
     tokens.resize(to_size(highest + 1));
+    whole.resize(tokens.size());
     add_vocabulary();
     add_merges();
     add_normalizer();
@@ -302,10 +303,10 @@ inline void Tokenizer::State::add_added_tokens() {
     detail::MergeTable::Scratch scratch;
     std::vector<std::int32_t> ids;
     for (const VocabularyEntry& entry : spec.vocabulary) {
-        Token& token = tokens[to_size(entry.id)];
         ids.clear();
-        if (!(spec.ignore_merges && !token.special)) merges.encode(entry.bytes, scratch, ids);
-        token.whole = ids.empty() || (ids.size() == 1 && ids[0] == entry.id);
+        merges.encode(entry.bytes, scratch, ids);
+        const bool merged = ids.size() == 1 && ids[0] == entry.id;
+        whole[to_size(entry.id)] = merged || (spec.ignore_merges && !tokens[to_size(entry.id)].special);
     }
 }
 
