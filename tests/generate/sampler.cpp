@@ -106,8 +106,8 @@ BOOST_AUTO_TEST_CASE(b63_tiny_temperatures_are_greedy_without_nan) {
 BOOST_AUTO_TEST_CASE(b63_options_out_of_range_are_refused_in_a_sentence) {
     const auto why = [](SamplingOptions options) { return reason([&] { Sampler{options}; }); };
     for (const double bad : {-1.0, not_a_number, infinity}) {
-        BOOST_TEST(mentions(why({.temperature = bad}), fmt::format("temperature is finite and 0 (greedy) or more, got {}",
-                                                                   bad)));
+        const std::string rule = fmt::format("temperature is finite and 0 (greedy) or more, got {}", bad);
+        BOOST_TEST(mentions(why({.temperature = bad}), rule));
     }
     BOOST_TEST(mentions(why({.top_k = -1}), "top_k"));
     for (const double bad : {0.0, -0.5, 1.5, not_a_number}) BOOST_TEST(mentions(why({.top_p = bad}), "top_p"));
