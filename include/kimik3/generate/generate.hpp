@@ -166,7 +166,7 @@ template <class Model>
 class Generation {
 public:
     Generation(Model& model, Tokens prompt, GenerateOptions options = {})
-        : batch_(model, std::vector{std::vector<std::int32_t>(prompt.begin(), prompt.end())}, std::move(options)) {}
+        : batch_(model, std::vector<std::vector<std::int32_t>>(1, {prompt.begin(), prompt.end()}), std::move(options)) {}
 
     /// The next token, or nothing once generation has finished.
     std::optional<std::int32_t> next() {
