@@ -1,6 +1,6 @@
-// The operations of the feed-forward at the shapes of preset small, against their floors. Counters: gflops or gbytes is what
-// was reached a second, floor_gflops the plain matrix product (matmul_nt, 2048 x 256 x 256) on this machine in this run,
-// floor_gbytes a threaded copy, of_floor their quotient. Arguments: tokens.
+// The operations of the feed-forward at the shapes of preset small, against their floors. Counters: gflops or gbytes is
+// what was reached a second, floor_gflops the plain matrix product (matmul_nt, 2048 x 256 x 256) on this machine in
+// this run, floor_gbytes a threaded copy, of_floor their quotient. Arguments: tokens.
 
 #include <benchmark/benchmark.h>
 
@@ -163,7 +163,10 @@ struct Moe {
     Numbers x, y, dy, dx;
 
     explicit Moe(Index tokens)
-        : sequences({0, tokens}), x(tokens, config.hidden_size), y(tokens, config.hidden_size), dy(tokens, config.hidden_size, 2),
+        : sequences({0, tokens}),
+          x(tokens, config.hidden_size),
+          y(tokens, config.hidden_size),
+          dy(tokens, config.hidden_size, 2),
           dx(tokens, config.hidden_size) {
         ParameterTable table;
         params.fields(config, table);
@@ -206,8 +209,13 @@ void moe_step(benchmark::State& state) {
 }
 
 // rows x inner x outputs: router, latent, an expert, shared, dense
-#define KIMIK3_PRODUCTS \
-    Args({512, 256, 16})->Args({512, 256, 128})->Args({64, 128, 128})->Args({512, 256, 256})->Args({512, 256, 768})->UseRealTime()
+#define KIMIK3_PRODUCTS         \
+    Args({512, 256, 16})        \
+        ->Args({512, 256, 128}) \
+        ->Args({64, 128, 128})  \
+        ->Args({512, 256, 256}) \
+        ->Args({512, 256, 768}) \
+        ->UseRealTime()
 BENCHMARK(product_nt)->KIMIK3_PRODUCTS->Args({1, 256, 768})->Args({1, 256, 256});
 BENCHMARK(product_nn)->KIMIK3_PRODUCTS;
 BENCHMARK(product_tn)->KIMIK3_PRODUCTS;

@@ -35,8 +35,8 @@ void check(const Golden& golden, double tolerance) {
     moe.forward(ctx);
     const std::vector<std::int32_t> chosen(moe.saved.experts.data, moe.saved.experts.data + moe.saved.experts.size());
     BOOST_TEST(chosen == golden.ids("latent_moe.out.index"), boost::test_tools::per_element());
-    KIMIK3_CHECK_CLOSE((std::span(moe.saved.weights.data, to_size(moe.saved.weights.size()))), golden.values("latent_moe.out.weight"),
-                       tolerance);
+    KIMIK3_CHECK_CLOSE((std::span(moe.saved.weights.data, to_size(moe.saved.weights.size()))),
+                       golden.values("latent_moe.out.weight"), tolerance);
     KIMIK3_CHECK_CLOSE(moe.y.values(), golden.values("latent_moe.out.y"), tolerance);
 
     moe.backward(ctx);

@@ -66,7 +66,8 @@ void check_gradients(const ModelConfig& c, Index tokens) {
         KIMIK3_CHECK_CLOSE(moe.dx.values(), difference_gradient(moved.x.span(), loss), 1e-8);
         for (const ParameterInfo& entry : moved.fields.entries) {
             if (!entry.rule.trained) continue;
-            KIMIK3_CHECK_CLOSE_NAMED(entry.name, moe.fields.gradient(entry), difference_gradient(moved.fields.weight(entry), loss), 2e-8);
+            KIMIK3_CHECK_CLOSE_NAMED(entry.name, moe.fields.gradient(entry),
+                                     difference_gradient(moved.fields.weight(entry), loss), 2e-8);
         }
         return;
     }
@@ -128,7 +129,8 @@ BOOST_AUTO_TEST_CASE(idle_experts_get_no_gradient_and_disturb_nobody) {
         keep_idle(moe, 1);
         keep_idle(moe, 4);
         for (const char* w : {"w1", "w2", "w3"})
-            for (float& value : moe.fields.weight(fmt::format("experts.4.{}.weight", w))) value = std::numeric_limits<float>::quiet_NaN();
+            for (float& value : moe.fields.weight(fmt::format("experts.4.{}.weight", w)))
+                value = std::numeric_limits<float>::quiet_NaN();
         std::ranges::fill(moe.fields.gradients, -0.0f);
         moe.forward(ctx);
         moe.backward(ctx);
@@ -136,7 +138,8 @@ BOOST_AUTO_TEST_CASE(idle_experts_get_no_gradient_and_disturb_nobody) {
         for (float value : moe.dx.values()) BOOST_TEST(std::isfinite(value));
         for (int expert : {1, 4})
             for (const char* w : {"w1", "w2", "w3"})
-                for (float value : moe.fields.gradient(fmt::format("experts.{}.{}.weight", expert, w))) BOOST_TEST((value == 0 && std::signbit(value)));
+                for (float value : moe.fields.gradient(fmt::format("experts.{}.{}.weight", expert, w)))
+                    BOOST_TEST((value == 0 && std::signbit(value)));
     }
 }
 
@@ -210,7 +213,8 @@ BOOST_AUTO_TEST_CASE(b38_a_norm_weight_of_zero_leaves_the_shared_experts) {
     std::ranges::fill(moe.fields.weight("routed_expert_norm.weight"), 0.0f);
     moe.forward(ctx);
     Matrix<float> shared(9, 7);
-    decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(), Add::no, moe.saved.shared);
+    decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(),
+                                          Add::no, moe.saved.shared);
     BOOST_TEST(moe.y.values() == shared.values());
 }
 
@@ -240,7 +244,8 @@ BOOST_AUTO_TEST_CASE(b27_equal_experts_give_the_factor_times_one_of_them_whateve
     KIMIK3_CHECK_CLOSE(other.y.values(), moe.y.values(), 1e-12);
     for (Index n = 0; n < 9; ++n)
         for (Index i = 0; i < 5; ++i)
-            BOOST_TEST(std::abs(moe.saved.u(n, i) - 2.5 * moe.saved.expert.out(moe.saved.dispatch.position(n, 0), i)) <= 1e-12);
+            BOOST_TEST(std::abs(moe.saved.u(n, i) - 2.5 * moe.saved.expert.out(moe.saved.dispatch.position(n, 0), i)) <=
+                       1e-12);
 }
 
 BOOST_AUTO_TEST_CASE(b39_silent_experts_leave_the_shared_part_and_one_voice_counts_once) {
@@ -250,7 +255,8 @@ BOOST_AUTO_TEST_CASE(b39_silent_experts_leave_the_shared_part_and_one_voice_coun
     for (Index e = 0; e < 5; ++e) std::ranges::fill(moe.fields.weight(fmt::format("experts.{}.w2.weight", e)), 0.0);
     moe.forward(ctx);
     Matrix<double> shared(9, 7);
-    decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(), Add::no, moe.saved.shared);
+    decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(),
+                                          Add::no, moe.saved.shared);
     KIMIK3_CHECK_CLOSE(moe.y.values(), shared.values(), 1e-12);
 
     moe.fields.params.e_score_correction_bias[2] = 10.0;  // chosen by all, and first
@@ -301,7 +307,8 @@ BOOST_AUTO_TEST_CASE(the_field_list_has_the_released_names_and_the_optimizer_gro
     BOOST_TEST(moe.fields.entry("shared_experts.down_proj.weight").shape == (std::vector<Index>{7, 6}));
     for (const ParameterInfo& entry : moe.fields.entries) {
         BOOST_TEST(entry.rule.decay == (entry.shape.size() == 2));
-        BOOST_TEST((entry.rule.muon_blocks == (entry.shape.size() == 2 ? std::vector<Index>{0} : std::vector<Index>{})));
+        BOOST_TEST(
+            (entry.rule.muon_blocks == (entry.shape.size() == 2 ? std::vector<Index>{0} : std::vector<Index>{})));
         BOOST_TEST(entry.rule.trained == (entry.name != "gate.e_score_correction_bias"));
     }
     const MoeLayer<float> plain(with(small_config(), 5, 2, true, false, 0), 1);

@@ -26,7 +26,8 @@ BOOST_AUTO_TEST_CASE(every_pair_has_one_row_of_its_expert_in_rising_order_and_ro
     for (Index tokens : {0, 1, 5, 7, 8, 9, 64, 130}) {
         const Index experts = 9, chosen = 2;
         Matrix<std::int32_t> choice = some_choice(tokens, chosen, experts, 3);
-        Matrix<Index> offset(1, experts + 1), source(1, ExpertDispatch::max_rows(tokens, chosen, experts)), position(tokens, chosen);
+        Matrix<Index> offset(1, experts + 1), source(1, ExpertDispatch::max_rows(tokens, chosen, experts)),
+            position(tokens, chosen);
         const ExpertDispatch d{offset.vector(), source.vector(), position};
         expert_dispatch(Context<Cpu>(1), choice, d);
         Index pairs = 0;

@@ -21,7 +21,8 @@ Matrix<T> read(const Golden& golden, const std::string& name) {
 
 template <class T>
 void check_situ(const Golden& golden, double tolerance) {
-    Matrix<T> gate = read<T>(golden, "situ.in.gate"), up = read<T>(golden, "situ.in.up"), dy = read<T>(golden, "situ.probe.y");
+    Matrix<T> gate = read<T>(golden, "situ.in.gate"), up = read<T>(golden, "situ.in.up"),
+              dy = read<T>(golden, "situ.probe.y");
     Matrix<T> y(gate.rows(), gate.cols()), dgate(gate.rows(), gate.cols()), dup(gate.rows(), gate.cols());
     const Context<Cpu> ctx(2);
     situ_forward(ctx, gate, up, {4.0, 25.0}, y.view());
@@ -33,7 +34,8 @@ void check_situ(const Golden& golden, double tolerance) {
 
 template <class T>
 void check_rms_norm(const Golden& golden, double tolerance) {
-    Matrix<T> x = read<T>(golden, "rms_norm.in.x"), w = read<T>(golden, "rms_norm.in.weight"), dy = read<T>(golden, "rms_norm.probe.y");
+    Matrix<T> x = read<T>(golden, "rms_norm.in.x"), w = read<T>(golden, "rms_norm.in.weight"),
+              dy = read<T>(golden, "rms_norm.probe.y");
     Matrix<T> y(x.rows(), x.cols()), r(1, x.rows()), dx(x.rows(), x.cols()), dw(1, x.cols());
     dw.fill(T(0));
     const Context<Cpu> ctx(2);
@@ -47,7 +49,8 @@ void check_rms_norm(const Golden& golden, double tolerance) {
 template <class T>
 void check_balance(const Golden& golden, double tolerance) {
     constexpr Index chosen = 2;
-    Matrix<T> scores = read<T>(golden, "quantile_balance.in.scores"), bias = read<T>(golden, "quantile_balance.in.bias");
+    Matrix<T> scores = read<T>(golden, "quantile_balance.in.scores"),
+              bias = read<T>(golden, "quantile_balance.in.bias");
     const Index tokens = scores.rows(), experts = scores.cols();
     Matrix<std::int32_t> choice(tokens, chosen);
     Matrix<T> cutoff(1, tokens);

@@ -38,15 +38,20 @@ void check_all_forms(const Context<Cpu>& ctx, Index rows, Index inner, Index col
             if (add == Add::yes) c.fill(T(0.5));
             return c;
         };
-        Matrix<T> a = Matrix<T>::random(rows, inner, 1, 1.0, inner + 1), a_t = Matrix<T>::random(inner, rows, 2, 1.0, rows + 1);
-        Matrix<T> b = Matrix<T>::random(inner, cols, 3, 1.0, cols + 5), b_t = Matrix<T>::random(cols, inner, 4, 1.0, inner + 2);
+        Matrix<T> a = Matrix<T>::random(rows, inner, 1, 1.0, inner + 1),
+                  a_t = Matrix<T>::random(inner, rows, 2, 1.0, rows + 1);
+        Matrix<T> b = Matrix<T>::random(inner, cols, 3, 1.0, cols + 5),
+                  b_t = Matrix<T>::random(cols, inner, 4, 1.0, inner + 2);
         Matrix<T> nt = result(), nn = result(), tn = result();
         matmul_nt(ctx, a, b_t, nt.view(), add);
         matmul_nn(ctx, a, b, nn.view(), add);
         matmul_tn(ctx, a_t, b, tn.view(), add);
-        KIMIK3_CHECK_CLOSE_NAMED(name, nt.values(), plain_product(rows, inner, cols, of(a, false), of(b_t, true), start), tolerance);
-        KIMIK3_CHECK_CLOSE_NAMED(name, nn.values(), plain_product(rows, inner, cols, of(a, false), of(b, false), start), tolerance);
-        KIMIK3_CHECK_CLOSE_NAMED(name, tn.values(), plain_product(rows, inner, cols, of(a_t, true), of(b, false), start), tolerance);
+        KIMIK3_CHECK_CLOSE_NAMED(name, nt.values(),
+                                 plain_product(rows, inner, cols, of(a, false), of(b_t, true), start), tolerance);
+        KIMIK3_CHECK_CLOSE_NAMED(name, nn.values(), plain_product(rows, inner, cols, of(a, false), of(b, false), start),
+                                 tolerance);
+        KIMIK3_CHECK_CLOSE_NAMED(name, tn.values(),
+                                 plain_product(rows, inner, cols, of(a_t, true), of(b, false), start), tolerance);
     }
 }
 
@@ -68,7 +73,8 @@ BOOST_AUTO_TEST_CASE(every_form_equals_plain_sums_at_any_size_and_stride) {
 
 BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {
     for (Index rows : {1, 5, 8, 61}) {
-        Matrix<float> a = Matrix<float>::random(rows, 67, 1), b = Matrix<float>::random(259, 67, 2), w = Matrix<float>::random(67, 45, 3);
+        Matrix<float> a = Matrix<float>::random(rows, 67, 1), b = Matrix<float>::random(259, 67, 2),
+                      w = Matrix<float>::random(67, 45, 3);
         std::vector<std::vector<float>> first;
         for (int threads : {1, 2, 3}) {
             const Context<Cpu> ctx(threads);
@@ -85,7 +91,8 @@ BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {
 
 BOOST_AUTO_TEST_CASE(a_row_does_not_depend_on_the_rows_beside_it_bit_for_bit) {
     const Context<Cpu> ctx(2);
-    Matrix<float> a = Matrix<float>::random(192, 300, 1), b = Matrix<float>::random(90, 300, 2), w = Matrix<float>::random(300, 90, 3);
+    Matrix<float> a = Matrix<float>::random(192, 300, 1), b = Matrix<float>::random(90, 300, 2),
+                  w = Matrix<float>::random(300, 90, 3);
     const auto rows_of = [&](Index begin, Index count, bool transposed) {
         Matrix<float> c(count, 90);
         const auto part = a.view().middle_rows(begin, count);
@@ -98,7 +105,8 @@ BOOST_AUTO_TEST_CASE(a_row_does_not_depend_on_the_rows_beside_it_bit_for_bit) {
         for (Index begin : {0, 8, 64, 184}) {
             for (Index count : {8, 24, 128}) {
                 if (begin + count > 192) continue;
-                BOOST_TEST(same_bits(rows_of(begin, count, transposed), {all.begin() + begin * 90, all.begin() + (begin + count) * 90}));
+                BOOST_TEST(same_bits(rows_of(begin, count, transposed),
+                                     {all.begin() + begin * 90, all.begin() + (begin + count) * 90}));
             }
         }
     }

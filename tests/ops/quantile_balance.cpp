@@ -85,7 +85,8 @@ BOOST_AUTO_TEST_CASE(b34_the_histogram_finds_the_exact_quantile_within_a_bin) {
     for (const std::vector<double>& margins : cases) {
         for (const double share : {0.01, 0.125, 1.0 / 3.0, 0.5, 0.875}) {
             const double target = share * static_cast<double>(margins.size());
-            BOOST_TEST(std::abs(counted_quantile(margins, target, view) - exact_quantile(margins, target)) <= width * (1 + 1e-9));
+            BOOST_TEST(std::abs(counted_quantile(margins, target, view) - exact_quantile(margins, target)) <=
+                       width * (1 + 1e-9));
         }
     }
 }

@@ -14,12 +14,21 @@ struct Norm {
     Matrix<T> x, w, y, r, dy, dx, dw;
 
     Norm(Index rows, Index width, double scale = 1.0)
-        : x(Matrix<T>::random(rows, width, 1, scale, width + 1)), w(Matrix<T>::random(1, width, 2)), y(rows, width), r(1, rows),
-          dy(Matrix<T>::random(rows, width, 3)), dx(rows, width), dw(1, width) {
+        : x(Matrix<T>::random(rows, width, 1, scale, width + 1)),
+          w(Matrix<T>::random(1, width, 2)),
+          y(rows, width),
+          r(1, rows),
+          dy(Matrix<T>::random(rows, width, 3)),
+          dx(rows, width),
+          dw(1, width) {
         dw.fill(T(0));
     }
-    void forward(const Context<Cpu>& ctx, double eps = 1e-5) { rms_norm_forward(ctx, x, w.vector(), eps, y.view(), r.vector()); }
-    void backward(const Context<Cpu>& ctx) { rms_norm_backward(ctx, dy, x, w.vector(), r.vector(), dx.view(), dw.vector()); }
+    void forward(const Context<Cpu>& ctx, double eps = 1e-5) {
+        rms_norm_forward(ctx, x, w.vector(), eps, y.view(), r.vector());
+    }
+    void backward(const Context<Cpu>& ctx) {
+        rms_norm_backward(ctx, dy, x, w.vector(), r.vector(), dx.view(), dw.vector());
+    }
 };
 
 }  // namespace
@@ -61,7 +70,8 @@ BOOST_AUTO_TEST_CASE(gradients_equal_differences_and_weight_gradients_are_added)
         }
         for (double& value : dw) value += 0.25;
         KIMIK3_CHECK_CLOSE(norm.dw.values(), dw, 1e-8);
-        KIMIK3_CHECK_CLOSE(norm.dx.values(), dx, width == 1 ? 1e-6 : 1e-8);  // of one number the gradient nearly vanishes
+        KIMIK3_CHECK_CLOSE(norm.dx.values(), dx,
+                           width == 1 ? 1e-6 : 1e-8);  // of one number the gradient nearly vanishes
     }
 }
 
@@ -81,7 +91,8 @@ BOOST_AUTO_TEST_CASE(b68_in_place_equals_out_of_place) {
         apart.forward(ctx);
         apart.backward(ctx);
         inplace.forward(ctx);
-        rms_norm_backward(ctx, inplace.dy, inplace.x, inplace.w.vector(), inplace.r.vector(), inplace.dy.view(), inplace.dw.vector());
+        rms_norm_backward(ctx, inplace.dy, inplace.x, inplace.w.vector(), inplace.r.vector(), inplace.dy.view(),
+                          inplace.dw.vector());
         rms_norm_forward(ctx, inplace.x, inplace.w.vector(), 1e-5, inplace.x.view(), inplace.r.vector());
         BOOST_TEST(same_bits(inplace.x.values(), apart.y.values()));
         BOOST_TEST(same_bits(inplace.dy.values(), apart.dx.values()));

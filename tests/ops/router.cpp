@@ -88,7 +88,8 @@ BOOST_AUTO_TEST_CASE(b31_near_scores_and_near_biases_stay_distinct) {
 }
 
 BOOST_AUTO_TEST_CASE(the_choice_equals_a_stable_sort_at_any_size) {
-    for (const auto& [experts, chosen] : {std::pair<Index, Index>{2, 1}, {3, 2}, {8, 2}, {8, 7}, {64, 4}, {130, 16}, {896, 16}}) {
+    for (const auto& [experts, chosen] :
+         {std::pair<Index, Index>{2, 1}, {3, 2}, {8, 2}, {8, 7}, {64, 4}, {130, 16}, {896, 16}}) {
         Routed<float> r(33, std::vector<double>(to_size(experts)), chosen, {true, 1.0});
         for (Index e = 0; e < experts; ++e)
             for (Index n = 0; n < 33; ++n) r.w(e, n) = static_cast<float>((e * 37 + n * 101) % 29) * 0.1f;
@@ -98,7 +99,8 @@ BOOST_AUTO_TEST_CASE(the_choice_equals_a_stable_sort_at_any_size) {
             Ids order(to_size(experts));
             std::iota(order.begin(), order.end(), 0);
             const auto biased = [&](std::int32_t e) { return r.scores(n, e) + r.bias(0, e); };
-            std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return biased(a) > biased(b); });
+            std::stable_sort(order.begin(), order.end(),
+                             [&](std::int32_t a, std::int32_t b) { return biased(a) > biased(b); });
             BOOST_TEST(r.experts.values(n, n + 1) == Ids(order.begin(), order.begin() + chosen));
             BOOST_TEST(r.cutoff(0, n) == biased(order[to_size(chosen)]));
         }

@@ -17,11 +17,13 @@ BOOST_AUTO_TEST_SUITE(situ_glu)
 
 BOOST_AUTO_TEST_CASE(values_follow_the_formula_and_stay_within_the_product_of_betas) {
     const Context<Cpu> ctx(1);
-    const std::vector<double> gates{0.0, 1.0, -2.0, 4.0, 700.0, -700.0, 1e30, -1e30}, ups{3.0, -1.0, 50.0, 1e30, -1e30, 7.0, 1e30, 2.0};
+    const std::vector<double> gates{0.0, 1.0, -2.0, 4.0, 700.0, -700.0, 1e30, -1e30},
+        ups{3.0, -1.0, 50.0, 1e30, -1e30, 7.0, 1e30, 2.0};
     Matrix<double> gate = Matrix<double>::of(1, 8, gates), up = Matrix<double>::of(1, 8, ups), y(1, 8);
     situ_forward(ctx, gate, up, betas, y.view());
     for (std::size_t e = 0; e < gates.size(); ++e) {
-        const double g = 4.0 * std::tanh(gates[e] / 4.0) / (1.0 + std::exp(-gates[e])), u = 25.0 * std::tanh(ups[e] / 25.0);
+        const double g = 4.0 * std::tanh(gates[e] / 4.0) / (1.0 + std::exp(-gates[e])),
+                     u = 25.0 * std::tanh(ups[e] / 25.0);
         BOOST_TEST(std::abs(y(0, static_cast<Index>(e)) - g * u) <= 1e-12);
         BOOST_TEST(std::abs(y(0, static_cast<Index>(e))) <= 100.0);
     }
@@ -55,8 +57,11 @@ BOOST_AUTO_TEST_CASE(far_arguments_have_finite_gradients) {
 BOOST_AUTO_TEST_CASE(b68_in_place_equals_out_of_place_at_any_alignment) {
     const Context<Cpu> ctx(2);
     for (const Index width : {1, 5, 16, 33, 130}) {
-        const auto random = [&](std::uint64_t seed, Index gap) { return Matrix<float>::random(9, width, seed, 3.0, width + gap); };
-        Matrix<float> gate = random(1, 0), up = random(2, 0), dy = random(3, 0), y(9, width), dgate(9, width), dup(9, width);
+        const auto random = [&](std::uint64_t seed, Index gap) {
+            return Matrix<float>::random(9, width, seed, 3.0, width + gap);
+        };
+        Matrix<float> gate = random(1, 0), up = random(2, 0), dy = random(3, 0), y(9, width), dgate(9, width),
+                      dup(9, width);
         situ_forward(ctx, gate, up, betas, y.view());
         situ_backward(ctx, dy, gate, up, betas, dgate.view(), dup.view());
         Matrix<float> gate_again = random(1, 1), up_again = random(2, 3);

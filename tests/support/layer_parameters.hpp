@@ -26,12 +26,15 @@ public:
         grads.fields(config, FieldBinder<T, T>(gradients.data(), gradients.data()));
         Philox numbers(seed);
         for (const ParameterInfo& entry : entries)
-            for (T& value : weight(entry)) value = static_cast<T>((entry.rule.init == Init::ones ? 1.0 : 0.0) + scale * numbers.normal());
+            for (T& value : weight(entry))
+                value = static_cast<T>((entry.rule.init == Init::ones ? 1.0 : 0.0) + scale * numbers.normal());
     }
     LayerParameters(const LayerParameters&) = delete;
 
     std::span<T> weight(const ParameterInfo& entry) { return {weights.data() + entry.offset, to_size(entry.count)}; }
-    std::span<T> gradient(const ParameterInfo& entry) { return {gradients.data() + entry.offset, to_size(entry.count)}; }
+    std::span<T> gradient(const ParameterInfo& entry) {
+        return {gradients.data() + entry.offset, to_size(entry.count)};
+    }
     const ParameterInfo& entry(const std::string& name) const {
         for (const ParameterInfo& candidate : entries)
             if (candidate.name == name) return candidate;

@@ -34,7 +34,8 @@ struct MoeLayer {
         saved = Layer::bind_saved(arena, c, sequences);
     }
 
-    void forward(const Context<Cpu>& ctx, const Balance* balance = nullptr, VectorView<const std::uint8_t> counted = {}) {
+    void forward(const Context<Cpu>& ctx, const Balance* balance = nullptr,
+                 VectorView<const std::uint8_t> counted = {}) {
         Layer::forward(ctx, config, fields.params, sequences, x, y, saved, balance, counted);
     }
     void backward(const Context<Cpu>& ctx) {
@@ -43,7 +44,8 @@ struct MoeLayer {
     /// Outputs and all gradients, one after another.
     std::vector<T> results() {
         std::vector<T> all = y.values();
-        for (const std::vector<T>& more : {dx.values(), fields.gradients}) all.insert(all.end(), more.begin(), more.end());
+        for (const std::vector<T>& more : {dx.values(), fields.gradients})
+            all.insert(all.end(), more.begin(), more.end());
         return all;
     }
 };

@@ -1,7 +1,8 @@
 #pragma once
-// Stable LatentMoE (spec 6): a router at full width M chooses k of E experts for each token; the experts of inner width F
-// work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
-//   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x,  E_e(z) = w2 SiTU(w1 z, w3 z)
+// Stable LatentMoE (spec 6): a router at full width M chooses k of E experts for each token; the experts of inner width
+// F work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
+//   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x
+//   E_e(z) = w2_e SiTU(w1_e z, w3_e z)
 // The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Training counts for quantile
 // balancing: forward adds its tokens to *balance where one is given (give it once a token, not when recomputing), and
 // balance_update moves the bias of the choice once an optimizer step.
@@ -39,7 +40,8 @@ struct LatentMoeLayer {
                   FieldRule{.init = Init::zeros, .decay = false, .trained = false});
             visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
             if (c.latent_norm) {
-                visit("routed_expert_norm.weight", routed_expert_norm, latent, FieldRule{.init = Init::ones, .decay = false});
+                visit("routed_expert_norm.weight", routed_expert_norm, latent,
+                      FieldRule{.init = Init::ones, .decay = false});
             }
             visit("routed_expert_up_proj.weight", routed_expert_up_proj, width, latent, whole);
             visit.experts("experts.{}.w1.weight", w1, Index{c.num_experts}, inner, latent, whole);
@@ -68,7 +70,8 @@ struct LatentMoeLayer {
 
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         using Wide = accumulator_t<T>;
-        const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token, latent = c.moe_latent_size;
+        const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token,
+                    latent = c.moe_latent_size;
         Saved s;
         s.scores = arena.matrix<Wide>(tokens, experts);
         s.experts = arena.matrix<std::int32_t>(tokens, chosen);
@@ -106,7 +109,8 @@ struct LatentMoeLayer {
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
         linear_backward(ctx, dy, s.normed, p.routed_expert_up_proj, s.z, Add::no, g.routed_expert_up_proj);
         if (c.latent_norm) rms_norm_backward(ctx, s.z, s.u, p.routed_expert_norm, s.r, s.z, g.routed_expert_norm);
-        expert_products_backward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.expert, s.weights, s.z, g.w1, g.w3, g.w2);
+        expert_products_backward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.expert, s.weights, s.z, g.w1, g.w3,
+                                 g.w2);
         router_backward(ctx, rule(c), s.experts, s.weights, s.scores);
         linear_backward(ctx, s.z, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
         linear_backward(ctx, s.scores, x, p.gate, dx, Add::yes, g.gate);

@@ -1,7 +1,8 @@
 #pragma once
-// Who works on what: the pairs (token, slot) of a batch sorted by expert. Each expert's rows are padded to a multiple of
-// tile with rows of no pair, so that a row stands at the same place of a product's tiles, and gets the same result to the
-// last bit, whatever the other tokens chose. Fewer tokens than a tile are not padded: decoding does no work for nothing.
+// Who works on what: the pairs (token, slot) of a batch sorted by expert. Each expert's rows are padded to a multiple
+// of tile with rows of no pair, so that a row stands at the same place of a product's tiles, and gets the same result
+// to the last bit, whatever the other tokens chose. Fewer tokens than a tile are not padded: decoding does no work for
+// nothing.
 //   expert_dispatch(ctx, experts [N, k], dispatch)
 //     offset [E + 1]   expert e has the rows [offset[e], offset[e + 1]); idle experts have none
 //     source [rows]    the pair of a row, token * k + slot, in rising order within an expert; -1: padding
@@ -37,7 +38,8 @@ struct ExpertDispatch {
 
 template <class Backend>
 void expert_dispatch(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: expert_dispatch(ctx, experts, dispatch) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: expert_dispatch(ctx, experts, dispatch) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -27,13 +27,15 @@ struct ExpertRows {
 
 template <class Backend>
 void expert_products_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: expert_products_forward(ctx, z, w1, w3, w2, betas, dispatch, p, saved, u) "
-                                             "has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: expert_products_forward(ctx, z, w1, w3, w2, betas, dispatch, p, saved, u) "
+                  "has no overload for these arguments");
 }
 template <class Backend>
 void expert_products_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: expert_products_backward(ctx, du, w1, w3, w2, betas, dispatch, saved, p, dz, "
-                                             "dw1, dw3, dw2) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: expert_products_backward(ctx, du, w1, w3, w2, betas, dispatch, saved, p, dz, "
+                  "dw1, dw3, dw2) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -1,8 +1,8 @@
 #pragma once
-// Quantile balancing (spec 6.3; report Eq. 13-14, App. D): the bias b that would have given every expert the load k / E,
-// estimated over all tokens of an optimizer step. r = cutoff - s is the bias that an expert needs to be chosen by a token;
-// new b_e = the k/E quantile of r over tokens, minus the mean over experts. r is counted in 1,000 equal bins over
-// [min b - 1, max b + 1], which holds every r; the quantile is interpolated within its bin.
+// Quantile balancing (spec 6.3; report Eq. 13-14, App. D): the bias b that would have spread the load evenly over the
+// experts, estimated over all tokens of an optimizer step. r = cutoff - s is the bias that an expert needs to be chosen
+// by a token; new b_e = the k/E quantile of r over tokens, minus the mean over experts. r is counted in 1,000 bins
+// over [min b - 1, max b + 1], which holds every r; the quantile is interpolated within its bin.
 //   balance_count (ctx, scores [N, E], cutoff [N], experts [N, k], bias [E], counted [N], balance)
 //     adds the tokens with counted != 0 (all, when counted is empty) to histogram and load
 //   balance_update(ctx, balance, k, bias [E])   writes the new bias and clears; nothing counted: bias stays
@@ -27,12 +27,14 @@ struct Balance {
 
 template <class Backend>
 void balance_count(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: balance_count(ctx, scores, cutoff, experts, bias, counted, balance) has no "
-                                             "overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: balance_count(ctx, scores, cutoff, experts, bias, counted, balance) has no "
+                  "overload for these arguments");
 }
 template <class Backend>
 void balance_update(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: balance_update(ctx, balance, k, bias) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: balance_update(ctx, balance, k, bias) has no overload for these arguments");
 }
 template <class Backend>
 void balance_clear(const Context<Backend>&, ...) {

@@ -5,7 +5,8 @@
 //     weights = factor s / (sum of the chosen s + 1e-20), or factor s: never with the bias;
 //     cutoff = the (k + 1)-th largest of scores + bias. A score or bias that is NaN is an Error naming the token.
 //   router_backward(ctx, rule, experts [N, k], dweights [N, k], scores [N, E])
-//     scores become the gradient of the logits: s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient. dweights are used up.
+//     scores become the gradient of the logits: s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient.
+//     dweights are used up.
 // All of it in accumulator_t of the model's type.
 
 #include "kimik3/backend/backend.hpp"
@@ -22,7 +23,8 @@ struct RouterRule {
 template <class Backend>
 void router_forward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
-                  "kimik3: router_forward(ctx, x, w, bias, rule, scores, experts, weights, cutoff) has no overload for these arguments");
+                  "kimik3: router_forward(ctx, x, w, bias, rule, scores, experts, weights, cutoff) has no overload for "
+                  "these arguments");
 }
 template <class Backend>
 void router_backward(const Context<Backend>&, ...) {

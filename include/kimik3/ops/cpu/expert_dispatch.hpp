@@ -8,7 +8,8 @@
 
 namespace kimik3 {
 
-static_assert(ExpertDispatch::tile % detail::few_rows == 0, "kimik3: expert rows are padded to whole tiles of the products");
+static_assert(ExpertDispatch::tile % detail::few_rows == 0,
+              "kimik3: expert rows are padded to whole tiles of the products");
 
 inline void expert_dispatch(const Context<Cpu>&, MatrixView<const std::int32_t> experts, const ExpertDispatch& d) {
     require_shape("expert_dispatch: position", d.position, experts.rows, experts.cols);
@@ -18,7 +19,8 @@ inline void expert_dispatch(const Context<Cpu>&, MatrixView<const std::int32_t> 
     for (Index n = 0; n < experts.rows; ++n)
         for (Index j = 0; j < experts.cols; ++j) ++d.offset[experts(n, j)];
     Index begin = 0;
-    for (Index e = 0; e <= d.experts(); ++e) begin += round_up(std::exchange(d.offset[e], begin), d.row_unit(experts.rows));
+    for (Index e = 0; e <= d.experts(); ++e)
+        begin += round_up(std::exchange(d.offset[e], begin), d.row_unit(experts.rows));
     // Counts became first rows; filling moves them up, and the last walk puts them back.
     for (Index n = 0; n < experts.rows; ++n) {
         for (Index j = 0; j < experts.cols; ++j) {

@@ -1,6 +1,6 @@
 #pragma once
-// The routed experts on the CPU. Many tokens: a task is a piece of one expert's rows, carried from the gathered latents to
-// the expert's output while it is in cache; in the backward a weight gradient of one expert is a task of its own, so
+// The routed experts on the CPU. Many tokens: a task is a piece of one expert's rows, carried from the gathered latents
+// to the expert's output while it is in cache; in the backward a weight gradient of one expert is a task of its own, so
 // its sum has one order. Few tokens: the weights are read once, and a task is a block of their rows.
 
 #include <algorithm>
@@ -52,13 +52,14 @@ void combine_rows(const Context<Cpu>& ctx, const ExpertDispatch& d, In<T> from, 
 
 /// The products of fewer than few_rows tokens: weights are read once, blocks of their rows shared out.
 template <class T>
-void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas, const ExpertDispatch& d,
-                         const ExpertRows<T>& s) {
+void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
+                         const ExpertDispatch& d, const ExpertRows<T>& s) {
     const Index inner = s.gate.cols, latent = z.cols, total = d.offset[d.experts()];
     gather_rows<T>(d, z, s.rows, 0, total);
     // body(first row of the dispatch, rows, expert, first weight row, last) over the experts at work.
     const auto for_blocks = [&](Index weight_rows, Index weight_cols, auto&& body) {
-        const Index block = (std::max)(Index{4}, round_up(8192 / weight_cols, 4)), blocks = ceil_div(weight_rows, block);
+        const Index block = (std::max)(Index{4}, round_up(8192 / weight_cols, 4)),
+                    blocks = ceil_div(weight_rows, block);
         ctx.parallel_tasks(total * blocks, [&](Index task, int) {
             const Index row = task / blocks, first = task % blocks * block;
             const auto next = std::upper_bound(d.offset.begin(), d.offset.end(), row);
@@ -67,7 +68,8 @@ void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, I
         });
     };
     for_blocks(inner, latent, [&](Index row, Index count, Index expert, Index first, Index last) {
-        const auto x = s.rows.middle_rows(row, count), gate = s.gate.middle_rows(row, count), up = s.up.middle_rows(row, count);
+        const auto x = s.rows.middle_rows(row, count), gate = s.gate.middle_rows(row, count),
+                   up = s.up.middle_rows(row, count);
         dot_rows<T>(x, w1.middle_rows(expert * inner, inner), gate, Add::no, first, last);
         dot_rows<T>(x, w3.middle_rows(expert * inner, inner), up, Add::no, first, last);
         const Index width = last - first;
@@ -75,8 +77,8 @@ void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, I
                               s.hidden.middle_rows(row, count).middle_cols(first, width));
     });
     for_blocks(latent, inner, [&](Index row, Index count, Index expert, Index first, Index last) {
-        dot_rows<T>(s.hidden.middle_rows(row, count), w2.middle_rows(expert * latent, latent), s.out.middle_rows(row, count),
-                    Add::no, first, last);
+        dot_rows<T>(s.hidden.middle_rows(row, count), w2.middle_rows(expert * latent, latent),
+                    s.out.middle_rows(row, count), Add::no, first, last);
     });
 }
 
@@ -108,8 +110,8 @@ void expert_products_forward(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w
 
 template <class T>
 void expert_products_backward(const Context<Cpu>& ctx, In<T> du, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
-                              const ExpertDispatch& d, const ExpertRows<T>& s, Out<T> p, Out<T> dz, Out<T> dw1, Out<T> dw3,
-                              Out<T> dw2) {
+                              const ExpertDispatch& d, const ExpertRows<T>& s, Out<T> p, Out<T> dz, Out<T> dw1,
+                              Out<T> dw3, Out<T> dw2) {
     const Index inner = s.gate.cols, latent = du.cols;
     require_shape("experts: dz", dz, du.rows, latent);
     require_shape("experts: p", p, du.rows, d.position.cols);
@@ -140,9 +142,12 @@ void expert_products_backward(const Context<Cpu>& ctx, In<T> du, In<T> w1, In<T>
         const Index e = task / 3, begin = d.offset[e], count = d.rows(e);
         if (count == 0) return;
         const auto all = [&](MatrixView<T> m) { return m.middle_rows(begin, count); };
-        if (task % 3 == 0) detail::local_matmul_tn<T>(all(s.gate), all(s.rows), dw1.middle_rows(e * inner, inner), Add::yes);
-        if (task % 3 == 1) detail::local_matmul_tn<T>(all(s.up), all(s.rows), dw3.middle_rows(e * inner, inner), Add::yes);
-        if (task % 3 == 2) detail::local_matmul_tn<T>(all(s.out), all(s.hidden), dw2.middle_rows(e * latent, latent), Add::yes);
+        if (task % 3 == 0)
+            detail::local_matmul_tn<T>(all(s.gate), all(s.rows), dw1.middle_rows(e * inner, inner), Add::yes);
+        if (task % 3 == 1)
+            detail::local_matmul_tn<T>(all(s.up), all(s.rows), dw3.middle_rows(e * inner, inner), Add::yes);
+        if (task % 3 == 2)
+            detail::local_matmul_tn<T>(all(s.out), all(s.hidden), dw2.middle_rows(e * latent, latent), Add::yes);
     });
     detail::for_expert_pieces(ctx, d, [&](Index e, Index begin, Index count, int) {
         const auto piece = [&](MatrixView<T> m) { return m.middle_rows(begin, count); };

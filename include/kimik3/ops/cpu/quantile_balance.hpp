@@ -42,12 +42,12 @@ inline double quantile_place(const std::int64_t* count, double target) {
 }  // namespace detail
 
 template <class T>
-void balance_count(const Context<Cpu>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts, InVector<T> bias,
-                   InVector<std::uint8_t> counted, const Balance& balance) {
+void balance_count(const Context<Cpu>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts,
+                   InVector<T> bias, InVector<std::uint8_t> counted, const Balance& balance) {
     require_shape("balance: histogram", balance.histogram, scores.cols, Balance::bins);
     require_size("balance: load", balance.load, scores.cols);
-    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}", scores.rows,
-            counted.size);
+    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}",
+            scores.rows, counted.size);
     const detail::BalanceRange<T> range(bias);
     const auto counts = [&](Index n) { return counted.size == 0 || counted[n] != 0; };
     ctx.parallel(scores.cols, 8, [&](Index first, Index last) {
@@ -63,7 +63,8 @@ void balance_count(const Context<Cpu>& ctx, MatrixView<T> scores, InVector<T> cu
 }
 
 inline void balance_clear(const Context<Cpu>&, const Balance& balance) {
-    for (Index e = 0; e < balance.histogram.rows; ++e) std::fill_n(balance.histogram.row(e), Balance::bins, std::int64_t{0});
+    for (Index e = 0; e < balance.histogram.rows; ++e)
+        std::fill_n(balance.histogram.row(e), Balance::bins, std::int64_t{0});
     std::fill(balance.load.begin(), balance.load.end(), std::int64_t{0});
 }
 
@@ -71,10 +72,12 @@ template <class T>
 void balance_update(const Context<Cpu>& ctx, const Balance& balance, Index chosen, VectorView<T> bias) {
     const Index experts = bias.size;
     require_shape("balance: histogram", balance.histogram, experts, Balance::bins);
-    const std::int64_t *row = balance.histogram.row(0), tokens = std::accumulate(row, row + Balance::bins, std::int64_t{0});
+    const std::int64_t *row = balance.histogram.row(0),
+                       tokens = std::accumulate(row, row + Balance::bins, std::int64_t{0});
     if (tokens == 0) return;
     const detail::BalanceRange<T> range(bias);
-    require(std::isfinite(range.width), "balancing needs a finite bias of every expert, got a range of width {}", range.width);
+    require(std::isfinite(range.width), "balancing needs a finite bias of every expert, got a range of width {}",
+            range.width);
     const double target = static_cast<double>(tokens * chosen) / static_cast<double>(experts);
     double mean = 0.0;
     for (Index e = 0; e < experts; ++e) {

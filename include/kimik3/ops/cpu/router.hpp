@@ -52,7 +52,8 @@ template <class T>
 void router_forward(const Context<Cpu>& ctx, In<T> x, In<T> w, InVector<T> bias, RouterRule rule, Out<T> scores,
                     Out<std::int32_t> experts, Out<T> weights, OutVector<T> cutoff) {
     const Index count = experts.cols;
-    require(count >= 1 && count < w.rows, "a token goes to at least one expert and not to all, got {} of {}", count, w.rows);
+    require(count >= 1 && count < w.rows, "a token goes to at least one expert and not to all, got {} of {}", count,
+            w.rows);
     require_size("router: bias", bias, w.rows);
     require_shape("router: experts", experts, x.rows, count);
     require_shape("router: weights", weights, x.rows, count);
@@ -73,7 +74,8 @@ void router_forward(const Context<Cpu>& ctx, In<T> x, In<T> w, InVector<T> bias,
 }
 
 template <class T>
-void router_backward(const Context<Cpu>& ctx, RouterRule rule, In<std::int32_t> experts, Out<T> dweights, Out<T> scores) {
+void router_backward(const Context<Cpu>& ctx, RouterRule rule, In<std::int32_t> experts, Out<T> dweights,
+                     Out<T> scores) {
     const Index count = experts.cols;
     require_shape("router: experts", experts, scores.rows, count);
     require_shape("router: dweights", dweights, scores.rows, count);
