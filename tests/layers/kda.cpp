@@ -54,13 +54,15 @@ BOOST_AUTO_TEST_CASE(fused_and_chunkwise_are_the_same_layer) {
     const auto check = [](auto zero, double tolerance) {
         using T = decltype(zero);
         const Sequences seq({0, 70, 70, 71, 104});
-        KdaLayerCase<T> fused(config_of(KdaImplementation::fused), seq), chunkwise(config_of(KdaImplementation::chunkwise), seq);
+        KdaLayerCase<T> fused(config_of(KdaImplementation::fused), seq),
+            chunkwise(config_of(KdaImplementation::chunkwise), seq);
         fused.run(Context<Cpu>(2));
         chunkwise.run(Context<Cpu>(2));
         KIMIK3_CHECK_CLOSE(fused.y.values(), chunkwise.y.values(), tolerance);
         KIMIK3_CHECK_CLOSE(fused.dx.values(), chunkwise.dx.values(), tolerance);
         for (const ParameterInfo& entry : fused.fields.entries)
-            KIMIK3_CHECK_CLOSE_NAMED(entry.name, fused.fields.gradient(entry), chunkwise.fields.gradient(entry), tolerance);
+            KIMIK3_CHECK_CLOSE_NAMED(entry.name, fused.fields.gradient(entry), chunkwise.fields.gradient(entry),
+                                     tolerance);
     };
     check(0.0f, 1e-5);
     check(0.0, 1e-11);
@@ -77,7 +79,8 @@ BOOST_AUTO_TEST_CASE(every_gradient_agrees_with_differences_under_every_switch) 
         };
         KIMIK3_CHECK_CLOSE(layer.dx.values(), difference_gradient(layer.x.span(), loss, 1e-4), 1e-8);
         for (const ParameterInfo& entry : layer.fields.entries)
-            KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry), difference_gradient(layer.fields.weight(entry), loss, 1e-4), 1e-8);
+            KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry),
+                                     difference_gradient(layer.fields.weight(entry), loss, 1e-4), 1e-8);
     }
 }
 
@@ -85,11 +88,14 @@ BOOST_AUTO_TEST_CASE(parameters_are_named_shaped_and_ruled_as_in_the_checkpoint)
     ModelConfig config = presets::golden;
     const auto names = [&] {
         std::string all;
-        for (const ParameterInfo& entry : LayerParameters<KdaLayer<Cpu, float>, float>(config).entries) all += entry.name + " ";
+        for (const ParameterInfo& entry : LayerParameters<KdaLayer<Cpu, float>, float>(config).entries)
+            all += entry.name + " ";
         return all;
     };
-    BOOST_TEST(names() == "q_proj.weight k_proj.weight v_proj.weight q_conv1d.weight k_conv1d.weight v_conv1d.weight f_a_proj.weight "
-                          "f_b_proj.weight b_proj.weight A_log dt_bias g_proj.weight o_norm.weight o_proj.weight ");
+    BOOST_TEST(
+        names() ==
+        "q_proj.weight k_proj.weight v_proj.weight q_conv1d.weight k_conv1d.weight v_conv1d.weight f_a_proj.weight "
+        "f_b_proj.weight b_proj.weight A_log dt_bias g_proj.weight o_norm.weight o_proj.weight ");
     config.kda_output_gate = false;
     BOOST_TEST(names().find("g_proj") == std::string::npos);
     LayerParameters<KdaLayer<Cpu, float>, float> fields(config);
@@ -128,8 +134,13 @@ BOOST_AUTO_TEST_CASE(b09_any_split_of_a_prompt_is_the_whole_prompt) {
     for (KdaImplementation implementation : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
         KdaLayerCase<float> layer(config_of(implementation), Sequences::uniform(1, 64));
         layer.forward(Context<Cpu>(2));
-        for (const std::vector<Index>& pieces : std::vector<std::vector<Index>>{
-                 {64}, {16, 16, 16, 16}, {7, 57}, {63, 1}, {0, 5, 0, 59}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9}, std::vector<Index>(64, 1)})
+        for (const std::vector<Index>& pieces : std::vector<std::vector<Index>>{{64},
+                                                                                {16, 16, 16, 16},
+                                                                                {7, 57},
+                                                                                {63, 1},
+                                                                                {0, 5, 0, 59},
+                                                                                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9},
+                                                                                std::vector<Index>(64, 1)})
             check_split(layer, pieces, 1e-5);
     }
 }
@@ -182,10 +193,13 @@ BOOST_AUTO_TEST_CASE(b12_nan_in_a_slot_stays_in_its_sequence_and_no_past_ignores
         KdaDecoder<float> decoder(layer, 3);  // every slot holds NaN
         const std::size_t width = to_size(layer.config.hidden_size);
         decoder.take(ctx, {rows_of(layer.x, 0, 19), {}, rows_of(layer.x, 40, 19)}, {0, 1, 2}, {0, 0, 0});
-        const std::vector<float> y =
-            decoder.take(ctx, {rows_of(layer.x, 19, 1), rows_of(layer.x, 39, 1), rows_of(layer.x, 59, 1)}, {0, 1, 2}, {19, 19, 19});
+        const std::vector<float> y = decoder.take(
+            ctx, {rows_of(layer.x, 19, 1), rows_of(layer.x, 39, 1), rows_of(layer.x, 59, 1)}, {0, 1, 2}, {19, 19, 19});
         BOOST_TEST(std::isnan(y[width]));
-        const auto row = [&](std::size_t s) { return std::vector<float>(y.begin() + static_cast<std::ptrdiff_t>(s * width), y.begin() + static_cast<std::ptrdiff_t>((s + 1) * width)); };
+        const auto row = [&](std::size_t s) {
+            return std::vector<float>(y.begin() + static_cast<std::ptrdiff_t>(s * width),
+                                      y.begin() + static_cast<std::ptrdiff_t>((s + 1) * width));
+        };
         KIMIK3_CHECK_CLOSE(row(0), rows_of(layer.y, 19, 1), 1e-5);
         KIMIK3_CHECK_CLOSE(row(2), rows_of(layer.y, 59, 1), 1e-5);
     }

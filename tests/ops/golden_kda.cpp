@@ -22,8 +22,10 @@ KdaCase<T> load(const Golden& golden, const std::string& name) {
     sizes.gate = bound < 0 ? DecayGateForm{DecayGate::bounded, bound} : DecayGateForm{DecayGate::softplus};
     KdaCase<T> c(std::vector<Index>(to_size(qk[0]), qk[1]), sizes);
     for (const auto& field : c.fields()) {
-        if (!golden.has(name + ".in." + field.name)) field.in->fill(T(0));
-        else *field.in = Matrix<T>::of(field.in->rows(), field.in->cols(), golden.values(name + ".in." + field.name));
+        if (!golden.has(name + ".in." + field.name))
+            field.in->fill(T(0));
+        else
+            *field.in = Matrix<T>::of(field.in->rows(), field.in->cols(), golden.values(name + ".in." + field.name));
     }
     c.probe_o = Matrix<T>::of(c.rows, c.deep, golden.values(name + ".probe.o"));
     c.probe_final = Matrix<T>::of(c.slots, c.state_size(), golden.values(name + ".probe.final_state"));
@@ -44,7 +46,8 @@ void check(KdaWay way, double tolerance) {
             KIMIK3_CHECK_CLOSE_NAMED(name, c.final.values(), golden.values(name + ".out.final_state"), tolerance);
             for (const auto& field : c.fields()) {
                 if (!golden.has(name + ".grad." + field.name)) continue;
-                KIMIK3_CHECK_CLOSE_NAMED(name + " " + field.name, field.grad->values(), golden.values(name + ".grad." + field.name), tolerance);
+                KIMIK3_CHECK_CLOSE_NAMED(name + " " + field.name, field.grad->values(),
+                                         golden.values(name + ".grad." + field.name), tolerance);
             }
         }
     }

@@ -16,10 +16,13 @@ void check(const Golden& golden, const std::string& name, double tolerance) {
     const auto matrix = [&](const std::string& tensor, Index rows, Index cols) {
         return Matrix<T>::of(rows, cols, golden.values(tensor));
     };
-    Matrix<T> u = matrix(name + ".in.x", batch * length, channels), w = matrix(weight + ".in.weight", channels, taps[2]);
+    Matrix<T> u = matrix(name + ".in.x", batch * length, channels),
+              w = matrix(weight + ".in.weight", channels, taps[2]);
     Matrix<T> initial = matrix(name + ".in.initial_state", batch, window);
-    Matrix<T> dy = matrix(name + ".probe.y", batch * length, channels), dfinal = matrix(name + ".probe.state", batch, window);
-    Matrix<T> y(batch * length, channels), du(batch * length, channels), dw(channels, taps[2]), final(batch, window), dinitial(batch, window);
+    Matrix<T> dy = matrix(name + ".probe.y", batch * length, channels),
+              dfinal = matrix(name + ".probe.state", batch, window);
+    Matrix<T> y(batch * length, channels), du(batch * length, channels), dw(channels, taps[2]), final(batch, window),
+        dinitial(batch, window);
     dw.fill(T(0));
 
     const Context<Cpu> ctx(2);
@@ -32,7 +35,8 @@ void check(const Golden& golden, const std::string& name, double tolerance) {
     KIMIK3_CHECK_CLOSE_NAMED(name, final.values(), golden.values(name + ".out.state"), tolerance);
     KIMIK3_CHECK_CLOSE_NAMED(name, du.values(), golden.values(name + ".grad.x"), tolerance);
     KIMIK3_CHECK_CLOSE_NAMED(name, dinitial.values(), golden.values(name + ".grad.initial_state"), tolerance);
-    if (golden.has(name + ".grad.weight")) KIMIK3_CHECK_CLOSE_NAMED(name, dw.values(), golden.values(name + ".grad.weight"), tolerance);
+    if (golden.has(name + ".grad.weight"))
+        KIMIK3_CHECK_CLOSE_NAMED(name, dw.values(), golden.values(name + ".grad.weight"), tolerance);
 }
 
 }  // namespace

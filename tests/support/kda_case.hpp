@@ -1,6 +1,6 @@
 #pragma once
-// One problem of Kimi Delta Attention from raw projections to output, final state and every gradient, computed in any of
-// the three ways: token by token, in chunks, fused.
+// One problem of Kimi Delta Attention from raw projections to output, final state and every gradient, computed in any
+// of the three ways: token by token, in chunks, fused.
 
 #include <string>
 
@@ -18,8 +18,8 @@ enum class KdaWay { recurrent, chunk, fused };
 
 struct KdaSizes {
     Index heads = 2, key = 16, value = 16;
-    Index slack = 0;          // rows after the last sequence
-    bool with_state = true;   // initial states that are read, and probed final states
+    Index slack = 0;         // rows after the last sequence
+    bool with_state = true;  // initial states that are read, and probed final states
     DecayGateForm gate{};
     double gate_scale = 1.0;  // of the decay logits
 };
@@ -59,13 +59,16 @@ struct KdaCase {
     /// Outputs and final states. What is not kept for a backward pass is not asked for.
     void forward(const Context<Cpu>& ctx, KdaWay way, Index chunk, bool keep = true) {
         prepare(chunk, keep);
-        if (way == KdaWay::fused) return kda_fused_forward(ctx, seq, form(chunk), raw(), o.view(), final.view(), states.view());
+        if (way == KdaWay::fused)
+            return kda_fused_forward(ctx, seq, form(chunk), raw(), o.view(), final.view(), states.view());
         l2_norm_forward(ctx, sizes.heads, q, unit_q.view(), q_r.view());
         l2_norm_forward(ctx, sizes.heads, k, unit_k.view(), k_r.view());
         decay_gate_forward(ctx, sizes.gate, z, A_log.vector(), dt_bias.vector(), g.view());
         sigmoid_forward(ctx, b, beta.view());
-        if (way == KdaWay::recurrent) kda_recurrent_forward(ctx, seq, sizes.heads, unit(), o.view(), final.view());
-        else kda_chunk_forward(ctx, seq, sizes.heads, chunk, unit(), o.view(), final.view(), states.view());
+        if (way == KdaWay::recurrent)
+            kda_recurrent_forward(ctx, seq, sizes.heads, unit(), o.view(), final.view());
+        else
+            kda_chunk_forward(ctx, seq, sizes.heads, chunk, unit(), o.view(), final.view(), states.view());
     }
 
     /// Every gradient of sum(o probe_o) + sum(final probe_final), after forward.
@@ -75,14 +78,17 @@ struct KdaCase {
             return kda_fused_backward(ctx, seq, form(chunk), raw(), states, probe_o, probe_final, gradient);
         }
         const KdaGradient<T> gradient{dq, dk, dv, dz, db, dinitial};
-        if (way == KdaWay::recurrent) kda_recurrent_backward(ctx, seq, sizes.heads, unit(), probe_o, probe_final, gradient);
-        else kda_chunk_backward(ctx, seq, sizes.heads, chunk, unit(), states, probe_o, probe_final, gradient);
+        if (way == KdaWay::recurrent)
+            kda_recurrent_backward(ctx, seq, sizes.heads, unit(), probe_o, probe_final, gradient);
+        else
+            kda_chunk_backward(ctx, seq, sizes.heads, chunk, unit(), states, probe_o, probe_final, gradient);
         // Slack rows hold NaN in the inputs; the operations on single tokens have no business there.
         const Index used = seq.tokens();
         const auto part = [&](Matrix<T>& m) { return m.view().middle_rows(0, used); };
         l2_norm_backward(ctx, sizes.heads, part(dq), part(unit_q), part(q_r), part(dq));
         l2_norm_backward(ctx, sizes.heads, part(dk), part(unit_k), part(k_r), part(dk));
-        decay_gate_backward(ctx, sizes.gate, part(dz), part(z), A_log.vector(), dt_bias.vector(), part(dz), dA_log.vector(), ddt_bias.vector());
+        decay_gate_backward(ctx, sizes.gate, part(dz), part(z), A_log.vector(), dt_bias.vector(), part(dz),
+                            dA_log.vector(), ddt_bias.vector());
         sigmoid_backward(ctx, part(db), part(beta), part(db));
     }
 
@@ -99,8 +105,13 @@ struct KdaCase {
         Matrix<T>*in, *grad;
     };
     std::vector<Field> fields() {
-        std::vector<Field> all{{"q", &q, &dq}, {"k", &k, &dk}, {"v", &v, &dv}, {"gate", &z, &dz}, {"beta", &b, &db},
-                               {"A_log", &A_log, &dA_log}, {"dt_bias", &dt_bias, &ddt_bias}};
+        std::vector<Field> all{{"q", &q, &dq},
+                               {"k", &k, &dk},
+                               {"v", &v, &dv},
+                               {"gate", &z, &dz},
+                               {"beta", &b, &db},
+                               {"A_log", &A_log, &dA_log},
+                               {"dt_bias", &dt_bias, &ddt_bias}};
         if (sizes.with_state) all.push_back({"initial_state", &initial, &dinitial});
         return all;
     }

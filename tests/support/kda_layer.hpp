@@ -44,7 +44,9 @@ struct KdaLayerCase {
         saved = bound(memory, [&](Arena& arena) { return Layer::bind_saved(arena, config, seq); });
         Layer::forward(ctx, config, fields.params, seq, x, y, saved);
     }
-    void backward(const Context<Cpu>& ctx) { Layer::backward(ctx, config, fields.params, fields.grads, seq, x, dy, dx, saved); }
+    void backward(const Context<Cpu>& ctx) {
+        Layer::backward(ctx, config, fields.params, fields.grads, seq, x, dy, dx, saved);
+    }
     void run(const Context<Cpu>& ctx) {
         forward(ctx);
         backward(ctx);
@@ -68,8 +70,8 @@ struct KdaDecoder {
     }
 
     /// The next rows of several sequences: sequence s takes rows [first[s], first[s] + count[s]) of inputs[s].
-    std::vector<T> take(const Context<Cpu>& ctx, const std::vector<std::vector<T>>& tokens, const std::vector<Index>& slots,
-                        const std::vector<Index>& past) {
+    std::vector<T> take(const Context<Cpu>& ctx, const std::vector<std::vector<T>>& tokens,
+                        const std::vector<Index>& slots, const std::vector<Index>& past) {
         const Index width = layer.config.hidden_size;
         std::vector<Index> offsets{0};
         std::vector<T> all;

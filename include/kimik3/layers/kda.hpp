@@ -107,7 +107,10 @@ struct KdaLayer {
         /// Calls visit with every member.
         template <class Visit>
         void each(Visit&& visit) const {
-            visit(q_window); visit(k_window); visit(v_window); visit(s);
+            visit(q_window);
+            visit(k_window);
+            visit(v_window);
+            visit(s);
         }
     };
 
@@ -134,8 +137,9 @@ struct KdaLayer {
     }
 
     /// dx is overwritten; s is used up.
-    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences& seq,
-                         MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
+                         const Sequences& seq, MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx,
+                         Saved& s) {
         matmul_tn(ctx, dy, s.normed, g.o_proj, Add::yes);
         matmul_nn(ctx, dy, p.o_proj, s.normed, Add::no);
         gated_norm_backward(ctx, c.kda_heads, s.normed, s.o, s.gate, p.o_norm, s.o_r, s.normed, s.gate, g.o_norm);
@@ -162,43 +166,47 @@ private:
         return {s.q_unit, s.k_unit, s.v, s.g, s.beta, initial};
     }
 
-    static void convolved(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x, MatrixView<const T> proj,
-                          MatrixView<const A> conv, MatrixView<T> in, MatrixView<T> out, MatrixView<A> window) {
+    static void convolved(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x,
+                          MatrixView<const T> proj, MatrixView<const A> conv, MatrixView<T> in, MatrixView<T> out,
+                          MatrixView<A> window) {
         linear_forward(ctx, x, proj, in);
         short_conv_forward(ctx, seq, in, conv, window, out, window);
     }
 
     /// out: the gradient of the convolution's output, then of its input.
-    static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x, MatrixView<const T> proj,
-                                   MatrixView<const A> conv, MatrixView<const T> in, MatrixView<T> out, MatrixView<T> dx, Add add,
-                                   MatrixView<A> dproj, MatrixView<A> dconv) {
+    static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x,
+                                   MatrixView<const T> proj, MatrixView<const A> conv, MatrixView<const T> in,
+                                   MatrixView<T> out, MatrixView<T> dx, Add add, MatrixView<A> dproj,
+                                   MatrixView<A> dconv) {
         const MatrixView<A> none{};
         short_conv_backward(ctx, seq, out, in, conv, none, none, out, dconv, none);
         linear_backward(ctx, out, x, proj, dx, add, dproj);
     }
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
-    static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq, Saved& s,
-                       MatrixView<A> kept, MatrixView<A> states) {
+    static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
+                       Saved& s, MatrixView<A> kept, MatrixView<A> states) {
         if (c.kda_implementation == KdaImplementation::fused)
             return kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
         l2_norm_forward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r);
         l2_norm_forward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r);
         decay_gate_forward(ctx, gate_form(c), s.z, p.A_log, p.dt_bias, s.g);
         sigmoid_forward(ctx, s.b, s.beta);
-        if (states.rows == 0 && seq.longest() <= 1) return kda_recurrent_forward(ctx, seq, c.kda_heads, unit_input(s, kept), s.o, kept);
+        if (states.rows == 0 && seq.longest() <= 1)
+            return kda_recurrent_forward(ctx, seq, c.kda_heads, unit_input(s, kept), s.o, kept);
         kda_chunk_forward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, kept), s.o, kept, states);
     }
 
     /// From the gradient of o in s.normed: those of q, k, v and b in their places, that of z in s.o.
-    static void attend_backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences& seq,
-                                Saved& s) {
+    static void attend_backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
+                                const Sequences& seq, Saved& s) {
         if (c.kda_implementation == KdaImplementation::fused) {
             const KdaRawGradient<T> gradient{s.q, s.k, s.v, s.o, s.b, g.A_log, g.dt_bias};
             return kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}), s.states, s.normed, {}, gradient);
         }
         const KdaGradient<T> gradient{s.q, s.k, s.v, s.g, s.b};
-        kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {}, gradient);
+        kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {},
+                           gradient);
         l2_norm_backward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r, s.q);
         l2_norm_backward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r, s.k);
         decay_gate_backward(ctx, gate_form(c), s.g, s.z, p.A_log, p.dt_bias, s.o, g.A_log, g.dt_bias);

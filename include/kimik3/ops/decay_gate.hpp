@@ -1,5 +1,6 @@
 #pragma once
-// The log-decay of KDA (spec 2.2), channel by channel, from logits z [N, H K], A_log [H] (one a head) and dt_bias [H K]:
+// The log-decay of KDA (spec 2.2), channel by channel, from logits z [N, H K], A_log [H] (one a head) and dt_bias [H
+// K]:
 //   bounded   g = bound sigmoid(e^A (z + dt)), in (bound, 0)     another function than softplus, not a clamp of it
 //   softplus  g = -e^A softplus(z + dt)
 //   decay_gate_forward (ctx, gate, z, A_log, dt_bias, g [N, H K])                              g may be z
@@ -27,7 +28,8 @@ void decay_gate_forward(const Context<Backend>&, ...) {
 template <class Backend>
 void decay_gate_backward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
-                  "kimik3: decay_gate_backward(ctx, gate, dg, z, A_log, dt_bias, dz, dA_log, ddt_bias) has no overload for these arguments");
+                  "kimik3: decay_gate_backward(ctx, gate, dg, z, A_log, dt_bias, dz, dA_log, ddt_bias) has no overload "
+                  "for these arguments");
 }
 
 }  // namespace kimik3

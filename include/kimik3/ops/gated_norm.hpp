@@ -21,7 +21,8 @@ void gated_norm_forward(const Context<Backend>&, ...) {
 template <class Backend>
 void gated_norm_backward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
-                  "kimik3: gated_norm_backward(ctx, heads, dy, x, gate, w, r, dx, dgate, dw) has no overload for these arguments");
+                  "kimik3: gated_norm_backward(ctx, heads, dy, x, gate, w, r, dx, dgate, dw) has no overload for these "
+                  "arguments");
 }
 
 }  // namespace kimik3

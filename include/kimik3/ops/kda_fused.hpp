@@ -1,13 +1,14 @@
 #pragma once
 // Kimi Delta Attention from the raw projections to the output in one operation: L2 norm of q and k, bounded decay gate,
-// sigmoid of beta and the chunked recurrence (ops/l2_norm.hpp, decay_gate.hpp, sigmoid.hpp, kda_chunk.hpp), a chunk of a
-// head at a time in cache. The bounded gate lets a tile of 16 rows be one matrix product: decays relative to its middle
-// row stay within e^40, which is why the bound lies in [-5, 0) (spec 2.6).
-//   kda_fused_forward (ctx, seq, KdaFusedForm, KdaRawInput, o [N, H V], final [slots, H K V], states [kda_chunks, H K V])
+// sigmoid of beta and the chunked recurrence (ops/l2_norm.hpp, decay_gate.hpp, sigmoid.hpp, kda_chunk.hpp), a chunk of
+// a head at a time in cache. The bounded gate lets a tile of 16 rows be one matrix product: decays within it stay above
+// e^-75, which is why the bound lies in [-5, 0) (spec 2.6).
+//   kda_fused_forward (ctx, seq, KdaFusedForm, KdaRawInput, o [N, H V], final [slots, H K V], states [chunks, H K V])
 //   kda_fused_backward(ctx, seq, KdaFusedForm, KdaRawInput, states, d_o [N, H V], dfinal, KdaRawGradient)
-// final, states and dfinal may have no rows; final may be the input's initial. o has zeros in rows after the last sequence.
-// Backward needs nothing but states: it recomputes a chunk at a time in one reverse pass. dq, dk, dv and db may take the
-// place of q, k, v and b; dz may not be z. A single token of a sequence that goes on takes the recurrent step.
+// final, states and dfinal may have no rows; final may be the input's initial. o has zeros in rows after the last
+// sequence. Backward needs nothing but states: it recomputes a chunk at a time in one reverse pass. dq, dk, dv and db
+// may take the place of q, k, v and b; dz may not be z. A single token of a sequence that goes on takes the recurrent
+// step.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/ops/kda_operands.hpp"
@@ -22,12 +23,12 @@ struct KdaFusedForm {
 
 template <class T>
 struct KdaRawInput {
-    MatrixView<const T> q, k;                     // [N, H K]
-    MatrixView<const T> v;                        // [N, H V]
-    MatrixView<const T> z;                        // [N, H K] logits of the decay gate, without dt_bias
-    MatrixView<const T> b;                        // [N, H] logits of beta
-    VectorView<const accumulator_t<T>> A_log;     // [H]
-    VectorView<const accumulator_t<T>> dt_bias;   // [H K]
+    MatrixView<const T> q, k;                      // [N, H K]
+    MatrixView<const T> v;                         // [N, H V]
+    MatrixView<const T> z;                         // [N, H K] logits of the decay gate, without dt_bias
+    MatrixView<const T> b;                         // [N, H] logits of beta
+    VectorView<const accumulator_t<T>> A_log;      // [H]
+    VectorView<const accumulator_t<T>> dt_bias;    // [H K]
     MatrixView<const accumulator_t<T>> initial{};  // as in KdaInput
 };
 
@@ -41,13 +42,15 @@ struct KdaRawGradient {
 
 template <class Backend>
 void kda_fused_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: kda_fused_forward(ctx, seq, form, input, o, final, states) has no overload for "
-                                             "these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: kda_fused_forward(ctx, seq, form, input, o, final, states) has no overload for "
+                  "these arguments");
 }
 template <class Backend>
 void kda_fused_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: kda_fused_backward(ctx, seq, form, input, states, d_o, dfinal, gradient) has no "
-                                             "overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: kda_fused_backward(ctx, seq, form, input, states, d_o, dfinal, gradient) has no "
+                  "overload for these arguments");
 }
 
 }  // namespace kimik3

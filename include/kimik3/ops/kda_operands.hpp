@@ -15,8 +15,8 @@ struct KdaInput {
     MatrixView<const T> v;     // [N, H V]
     MatrixView<const T> g;     // [N, H K] log-decay, <= 0
     MatrixView<const T> beta;  // [N, H]
-    /// [slots, H K V], sequence s at row seq.slot(s). A sequence with seq.past(s) = 0, and every sequence when there are no
-    /// rows, begins with zeros.
+    /// [slots, H K V], sequence s at row seq.slot(s). A sequence with seq.past(s) = 0, and every sequence when there
+    /// are no rows, begins with zeros.
     MatrixView<const accumulator_t<T>> initial{};
 };
 
@@ -29,6 +29,7 @@ struct KdaGradient {
 
 /// Chunks of all sequences: the rows of the states that a forward pass keeps for its backward pass.
 inline Index kda_chunks(const Sequences& seq, Index chunk) {
+    require(chunk >= 1, "a chunk has at least one token, got {}", chunk);
     Index count = 0;
     for (Index s = 0; s < seq.count(); ++s) count += ceil_div(seq.length(s), chunk);
     return count;

@@ -1,6 +1,6 @@
 #pragma once
-// L2 normalisation of queries and keys, head by head (spec 2.2): y = x r, r = 1/sqrt(sum(x^2) + 1e-6) over the D columns
-// of a head. The epsilon stands inside the root, so an all-zero head has a finite gradient.
+// L2 normalisation of queries and keys, head by head (spec 2.2): y = x r, r = 1/sqrt(sum(x^2) + 1e-6) over the D
+// columns of a head. The epsilon stands inside the root, so an all-zero head has a finite gradient.
 //   l2_norm_forward (ctx, heads, x [N, H D], y [N, H D], r [N, H])       y may be x
 //   l2_norm_backward(ctx, heads, dy [N, H D], y, r, dx [N, H D])         dx = r (dy - y (y . dy)); dx may be dy or y
 // Sums in accumulator_t<T>.
@@ -15,11 +15,13 @@ inline constexpr double l2_norm_eps = 1e-6;
 
 template <class Backend>
 void l2_norm_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: l2_norm_forward(ctx, heads, x, y, r) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: l2_norm_forward(ctx, heads, x, y, r) has no overload for these arguments");
 }
 template <class Backend>
 void l2_norm_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: l2_norm_backward(ctx, heads, dy, y, r, dx) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: l2_norm_backward(ctx, heads, dy, y, r, dx) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -14,7 +14,8 @@ void sigmoid_forward(const Context<Backend>&, ...) {
 }
 template <class Backend>
 void sigmoid_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: sigmoid_backward(ctx, dy, y, dx) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: sigmoid_backward(ctx, dy, y, dx) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -13,8 +13,8 @@ void require_carried(const char* operation, const Sequences& seq, In<accumulator
     if (state.rows == 0) return;
     require(state.cols == cols, "{}: a row of the state has {} elements, got {}", operation, cols, state.cols);
     for (Index s = 0; s < seq.count(); ++s) {
-        require(seq.slot(s) >= 0 && seq.slot(s) < state.rows, "{}: a slot is below the {} rows of the state, got {}", operation,
-                state.rows, seq.slot(s));
+        require(seq.slot(s) >= 0 && seq.slot(s) < state.rows, "{}: a slot is below the {} rows of the state, got {}",
+                operation, state.rows, seq.slot(s));
     }
 }
 
@@ -26,7 +26,8 @@ const accumulator_t<T>* carried_in(const Sequences& seq, Index s, In<accumulator
 
 /// Where sequence s leaves its state, or nullptr where nothing is kept or nothing changes.
 template <class T>
-accumulator_t<T>* carried_out(const Sequences& seq, Index s, In<accumulator_t<T>> initial, std::type_identity_t<Out<accumulator_t<T>>> final) {
+accumulator_t<T>* carried_out(const Sequences& seq, Index s, In<accumulator_t<T>> initial,
+                              std::type_identity_t<Out<accumulator_t<T>>> final) {
     const bool unchanged = seq.length(s) == 0 && final.data == initial.data;
     return final.rows == 0 || unchanged ? nullptr : final.row(seq.slot(s));
 }

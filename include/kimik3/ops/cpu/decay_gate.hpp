@@ -15,7 +15,8 @@ template <class T>
 void require_gate_shapes(In<T> z, Out<T> out, InVector<accumulator_t<T>> A_log, InVector<accumulator_t<T>> dt_bias) {
     require_shape("decay_gate: z", z, out.rows, out.cols);
     require_size("decay_gate: dt_bias", dt_bias, out.cols);
-    require(A_log.size > 0 && out.cols % A_log.size == 0, "decay_gate: {} columns are no multiple of {} heads", out.cols, A_log.size);
+    require(A_log.size > 0 && out.cols % A_log.size == 0, "decay_gate: {} columns are no multiple of {} heads",
+            out.cols, A_log.size);
 }
 
 /// sum over the lanes of head h of term(at), at in columns of the whole matrix.
@@ -64,8 +65,9 @@ void decay_gate_forward(const Context<Cpu>& ctx, DecayGateForm gate, In<T> z, In
 }
 
 template <class T>
-void decay_gate_backward(const Context<Cpu>& ctx, DecayGateForm gate, In<T> dg, In<T> z, InVector<accumulator_t<T>> A_log,
-                         InVector<accumulator_t<T>> dt_bias, Out<T> dz, std::type_identity_t<OutVector<accumulator_t<T>>> dA_log,
+void decay_gate_backward(const Context<Cpu>& ctx, DecayGateForm gate, In<T> dg, In<T> z,
+                         InVector<accumulator_t<T>> A_log, InVector<accumulator_t<T>> dt_bias, Out<T> dz,
+                         std::type_identity_t<OutVector<accumulator_t<T>>> dA_log,
                          std::type_identity_t<OutVector<accumulator_t<T>>> ddt_bias) {
     using detail::Lane;
     detail::require_gate_shapes<T>(z, dz, A_log, dt_bias);
@@ -81,8 +83,9 @@ void decay_gate_backward(const Context<Cpu>& ctx, DecayGateForm gate, In<T> dg, 
                 for (Index n = 0; n < dz.rows; ++n) {
                     const Lane<T> logit = at.load(z.row(n)) + at.load(dt_bias.data), gradient = at.load(dg.row(n));
                     const Lane<T> logit_gradient = detail::decay_lane_gradient<T>(gate, rate, logit, gradient);
-                    moment += gate.kind == DecayGate::bounded ? Lane<T>(logit_gradient * logit)
-                                                              : Lane<T>(gradient * detail::decay_lane<T>(gate, rate, logit));
+                    moment += gate.kind == DecayGate::bounded
+                                  ? Lane<T>(logit_gradient * logit)
+                                  : Lane<T>(gradient * detail::decay_lane<T>(gate, rate, logit));
                     total += logit_gradient;
                     at.store(dz.row(n), logit_gradient);
                 }

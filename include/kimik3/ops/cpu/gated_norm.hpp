@@ -19,10 +19,11 @@ Lane<T> gate_lane(const T* gate, At at) {
 
 /// One head of one token: dx and, with a gate, dgate.
 template <class T>
-void gated_norm_head_backward(Index width, const T* dy, const T* x, const T* gate, const T* w, T scale, T* dx, T* dgate) {
+void gated_norm_head_backward(Index width, const T* dy, const T* x, const T* gate, const T* w, T scale, T* dx,
+                              T* dgate) {
     const T mean = scale * scale / static_cast<T>(width) * sum_lanes<T>(width, [&](auto at) -> Lane<T> {
-        return at.load(dy) * gate_lane(gate, at) * at.load(w) * at.load(x);
-    });
+                       return at.load(dy) * gate_lane(gate, at) * at.load(w) * at.load(x);
+                   });
     for_lanes<T>(width, [&](auto at) {
         const Lane<T> s = gate_lane(gate, at), from = at.load(x), gradient = at.load(dy) * at.load(w) * s;
         at.store(dx, Lane<T>(scale * (gradient - from * mean)));
@@ -33,8 +34,8 @@ void gated_norm_head_backward(Index width, const T* dy, const T* x, const T* gat
 }  // namespace detail
 
 template <class T>
-void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w, double eps, Out<T> y,
-                        std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
+void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
+                        double eps, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
     require_shape("gated_norm: x", x, y.rows, y.cols);
     require_shape("gated_norm: r", r, y.rows, heads);
     const Index width = y.cols / heads;
@@ -46,9 +47,11 @@ void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gat
                 const T* from = x.row(n) + h * width;
                 const T* open = gate.cols != 0 ? gate.row(n) + h * width : nullptr;
                 T* to = y.row(n) + h * width;
-                const T scale = T(1) / std::sqrt(detail::dot(from, from, width) / static_cast<T>(width) + static_cast<T>(eps));
+                const T scale =
+                    T(1) / std::sqrt(detail::dot(from, from, width) / static_cast<T>(width) + static_cast<T>(eps));
                 detail::for_lanes<T>(width, [&](auto at) {
-                    at.store(to, detail::Lane<T>(at.load(from) * scale * at.load(w.data) * detail::gate_lane(open, at)));
+                    at.store(to,
+                             detail::Lane<T>(at.load(from) * scale * at.load(w.data) * detail::gate_lane(open, at)));
                 });
                 r(n, h) = scale;
             }
@@ -57,9 +60,9 @@ void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gat
 }
 
 template <class T>
-void gated_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
-                         In<accumulator_t<T>> r, Out<T> dx, std::type_identity_t<Out<T>> dgate,
-                         std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
+void gated_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> x, In<T> gate,
+                         InVector<accumulator_t<T>> w, In<accumulator_t<T>> r, Out<T> dx,
+                         std::type_identity_t<Out<T>> dgate, std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
     using detail::Lane;
     const Index width = dx.cols / heads;
     const bool gated = gate.cols != 0;
@@ -81,8 +84,9 @@ void gated_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> x
         for (Index n = first; n < last; ++n) {
             for (Index h = 0; h < heads; ++h) {
                 const Index begin = h * width;
-                detail::gated_norm_head_backward<T>(width, dy.row(n) + begin, x.row(n) + begin, gated ? gate.row(n) + begin : nullptr,
-                                                    w.data, r(n, h), dx.row(n) + begin, gated ? dgate.row(n) + begin : nullptr);
+                detail::gated_norm_head_backward<T>(width, dy.row(n) + begin, x.row(n) + begin,
+                                                    gated ? gate.row(n) + begin : nullptr, w.data, r(n, h),
+                                                    dx.row(n) + begin, gated ? dgate.row(n) + begin : nullptr);
             }
         }
     });

@@ -7,8 +7,8 @@
 namespace kimik3 {
 namespace detail {
 
-/// Pair sums that are safe for any decay (spec 2.6): a tile I of 16 rows meets the rows before it at its first row, where
-/// e^(c_i - r) and e^(r - c_j) are both at most 1; inside a tile every pair has its own exponent.
+/// Pair sums that are safe for any decay (spec 2.6): a tile I of 16 rows meets the rows before it at its first row,
+/// where e^(c_i - r) and e^(r - c_j) are both at most 1; inside a tile every pair has its own exponent.
 template <class T>
 struct ExactPairs {
     MatrixView<T> left;          // [32, K] q e^(c_i - r); k e^(c_i - r), rows of tile I
@@ -52,11 +52,13 @@ struct ExactPairs {
                 for (Index half : {Index{0}, Index{1}}) {
                     const auto dpairs = w.dpairs.middle_rows(half * r + first, kda_tile).middle_cols(0, first);
                     block_nn<T>(dpairs, right.middle_rows(0, first), sum.middle_rows(0, kda_tile), Store::set);
-                    add_decayed(w, sum.middle_rows(0, kda_tile), first, w.dqk.middle_rows(half * r + first, kda_tile), first, T(1));
+                    add_decayed(w, sum.middle_rows(0, kda_tile), first, w.dqk.middle_rows(half * r + first, kda_tile),
+                                first, T(1));
                 }
                 for (Index half : {Index{0}, Index{1}})
                     block_tn<T>(w.dpairs.middle_rows(half * r + first, kda_tile).middle_cols(0, first),
-                                left.middle_rows(half * kda_tile, kda_tile), sum.middle_rows(0, first), half == 0 ? Store::set : Store::add);
+                                left.middle_rows(half * kda_tile, kda_tile), sum.middle_rows(0, first),
+                                half == 0 ? Store::set : Store::add);
                 add_decayed(w, sum.middle_rows(0, first), 0, w.dcol.middle_rows(0, first), first, T(-1));
             }
             for (Index i = first; i < first + kda_tile; ++i)
@@ -83,7 +85,8 @@ private:
     }
 
     /// to_i += from_i e^(sign (c_i - r)) for the rows of c from begin on, r the row `reference` of c.
-    static void add_decayed(KdaWork<T>& w, MatrixView<const T> from, Index begin, MatrixView<T> to, Index reference, T sign) {
+    static void add_decayed(KdaWork<T>& w, MatrixView<const T> from, Index begin, MatrixView<T> to, Index reference,
+                            T sign) {
         for (Index i = 0; i < to.rows; ++i) {
             for_lanes<T>(w.key, [&](auto at) {
                 const Lane<T> apart = at.load(w.c.row(begin + i)) - at.load(w.c.row(reference));
@@ -96,7 +99,8 @@ private:
         Lane<T> p = lane(T(0)), x = p;
         if (j <= i) {
             for_lanes<T>(w.key, [&](auto at) {
-                const Lane<T> right_side = at.load(w.qk.row(w.rows + j)) * exp(at.load(w.c.row(i)) - at.load(w.c.row(j)));
+                const Lane<T> right_side =
+                    at.load(w.qk.row(w.rows + j)) * exp(at.load(w.c.row(i)) - at.load(w.c.row(j)));
                 p += at.load(w.qk.row(i)) * right_side;
                 x += at.load(w.qk.row(w.rows + i)) * right_side;
             });
@@ -109,10 +113,12 @@ private:
         const Index r = w.rows;
         const T dp = w.dpairs(i, j), dx = w.dpairs(r + i, j);
         for_lanes<T>(w.key, [&](auto at) {
-            const Lane<T> decay = exp(at.load(w.c.row(i)) - at.load(w.c.row(j))), right_side = at.load(w.qk.row(r + j)) * decay;
+            const Lane<T> decay = exp(at.load(w.c.row(i)) - at.load(w.c.row(j))),
+                          right_side = at.load(w.qk.row(r + j)) * decay;
             at.store(w.dqk.row(i), Lane<T>(at.load(w.dqk.row(i)) + dp * right_side));
             at.store(w.dqk.row(r + i), Lane<T>(at.load(w.dqk.row(r + i)) + dx * right_side));
-            at.store(w.dcol.row(j), Lane<T>(at.load(w.dcol.row(j)) + decay * (dp * at.load(w.qk.row(i)) + dx * at.load(w.qk.row(r + i)))));
+            at.store(w.dcol.row(j), Lane<T>(at.load(w.dcol.row(j)) +
+                                            decay * (dp * at.load(w.qk.row(i)) + dx * at.load(w.qk.row(r + i)))));
         });
     }
 };
@@ -132,7 +138,8 @@ void load_chunk(const KdaInput<T>& in, const KdaShape& shape, Index h, Index row
 }
 
 template <class T>
-void store_chunk_gradients(const KdaWork<T>& w, const KdaShape& shape, Index h, Index row, Index count, const KdaGradient<T>& to) {
+void store_chunk_gradients(const KdaWork<T>& w, const KdaShape& shape, Index h, Index row, Index count,
+                           const KdaGradient<T>& to) {
     const T scale = T(1) / std::sqrt(static_cast<T>(shape.key));
     for (Index i = 0; i < count; ++i) {
         for (Index a = 0; a < shape.key; ++a) to.q(row + i, h * shape.key + a) = scale * w.dqk(i, a);
@@ -153,8 +160,10 @@ void require_chunks(const Sequences& seq, Index chunk, const KdaShape& shape, In
 }  // namespace detail
 
 template <class T>
-void kda_chunk_forward(const Context<Cpu>& ctx, const Sequences& seq, Index heads, Index chunk, std::type_identity_t<KdaInput<T>> in,
-                       Out<T> o, std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<accumulator_t<T>>> states) {
+void kda_chunk_forward(const Context<Cpu>& ctx, const Sequences& seq, Index heads, Index chunk,
+                       std::type_identity_t<KdaInput<T>> in, Out<T> o,
+                       std::type_identity_t<Out<accumulator_t<T>>> final,
+                       std::type_identity_t<Out<accumulator_t<T>>> states) {
     using namespace detail;
     const KdaShape shape = kda_shape<T>(seq, heads, in, o, final);
     require_chunks<T>(seq, chunk, shape, states);
@@ -165,13 +174,16 @@ void kda_chunk_forward(const Context<Cpu>& ctx, const Sequences& seq, Index head
             w, pairs, shape, seq, s, h, chunk, head_state(carried_in<T>(seq, s, in.initial), shape, h),
             head_state(carried_out<T>(seq, s, in.initial, final), shape, h), states,
             [&](KdaWork<T>& work, Index row, Index count) { load_chunk<T>(in, shape, h, row, count, work); },
-            [&](KdaWork<T>& work, Index row, Index count) { store_rows<T>(work.read, count, o, row, h * shape.value, shape.value); });
+            [&](KdaWork<T>& work, Index row, Index count) {
+                store_rows<T>(work.read, count, o, row, h * shape.value, shape.value);
+            });
     });
 }
 
 template <class T>
-void kda_chunk_backward(const Context<Cpu>& ctx, const Sequences& seq, Index heads, Index chunk, std::type_identity_t<KdaInput<T>> in,
-                        In<accumulator_t<T>> states, In<T> d_o, In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
+void kda_chunk_backward(const Context<Cpu>& ctx, const Sequences& seq, Index heads, Index chunk,
+                        std::type_identity_t<KdaInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
+                        In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
     using namespace detail;
     const KdaShape shape = kda_shape<T>(seq, heads, in, d_o, dfinal);
     require_chunks<T>(seq, chunk, shape, states);
@@ -179,13 +191,16 @@ void kda_chunk_backward(const Context<Cpu>& ctx, const Sequences& seq, Index hea
     for_sequence_heads(ctx, seq, heads, [&](Index s, Index h, int thread) {
         auto [w, pairs] = kda_work<T, ExactPairs<T>>(ctx, thread, shape, (std::min)(chunk, seq.length(s)), true);
         kda_head_backward<T>(
-            w, pairs, shape, seq, s, h, chunk, states, dfinal.rows == 0 ? nullptr : head_state(dfinal.row(seq.slot(s)), shape, h),
+            w, pairs, shape, seq, s, h, chunk, states,
+            dfinal.rows == 0 ? nullptr : head_state(dfinal.row(seq.slot(s)), shape, h),
             gradient.initial.rows == 0 ? nullptr : head_state(gradient.initial.row(seq.slot(s)), shape, h),
             [&](KdaWork<T>& work, Index row, Index count) {
                 load_chunk<T>(in, shape, h, row, count, work);
                 load_rows<T>(d_o, row, count, h * shape.value, shape.value, work.grad.middle_rows(0, work.rows));
             },
-            [&](KdaWork<T>& work, Index row, Index count) { store_chunk_gradients<T>(work, shape, h, row, count, gradient); });
+            [&](KdaWork<T>& work, Index row, Index count) {
+                store_chunk_gradients<T>(work, shape, h, row, count, gradient);
+            });
     });
 }
 

@@ -1,10 +1,13 @@
 #pragma once
-// One chunk of one head of KDA on one thread (spec 2.5, 2.7), from q, k, v, log-decay, beta and the entering state to the
-// outputs, the leaving state and all gradients. How the pair sums P and X and their gradients are formed is the caller's:
-//   Pairs::prepare(w)         from w.c: w.up = e^c, w.down = e^(c_C - c), w.end = e^c_C, and w.pairs = [P; X], lower triangle
-//   Pairs::add_gradients(w)   from w.dpairs: adds to w.dqk (rows i of the pairs) and w.dcol (rows j)
-// Everything is padded with zeros: rows to tiles of 16, channels to whole lanes. Zeros change no result (block_product.hpp).
-// Letters as in the spec; matrices with 2 R rows hold two of R rows, one below the other.
+// One chunk of one head of KDA on one thread (spec 2.5, 2.7), from q, k, v, log-decay, beta and the entering state to
+// the outputs, the leaving state and all gradients. How the pair sums P and X and their gradients are formed is the
+// caller's:
+//   Pairs::prepare(w)        from w.c: w.up = e^c, w.down = e^(c_C - c), w.end = e^c_C; w.pairs = [P; X], lower triangle
+//   Pairs::add_gradients(w)  from w.dpairs: adds to w.dqk (rows i of the pairs) and w.dcol (rows j)
+// Everything is padded with zeros: rows to tiles of 16, channels to whole lanes. Zeros change no result
+// (block_product.hpp). Letters as in the spec; matrices with 2 R rows hold two of R rows, one below the other.
+
+#include <utility>
 
 #include "kimik3/ops/cpu/block_product.hpp"
 #include "kimik3/ops/cpu/kda_step.hpp"
@@ -41,18 +44,22 @@ struct KdaWork {
     VectorView<T> dbeta;      // [R]
 
     static KdaWork bind(Arena& arena, const KdaShape& shape, Index tokens, bool backward) {
-        const Index r = round_up(tokens, kda_tile), key = round_up(shape.key, lane_width<T>), value = round_up(shape.value, lane_width<T>);
+        const Index r = round_up(tokens, kda_tile), key = round_up(shape.key, lane_width<T>),
+                    value = round_up(shape.value, lane_width<T>);
         KdaWork w{};
         w.rows = r, w.key = key, w.value = value;
-        w.qk = arena.matrix<T>(2 * r, key), w.v = arena.matrix<T>(r, value), w.c = arena.matrix<T>(r, key), w.beta = arena.vector<T>(r);
+        w.qk = arena.matrix<T>(2 * r, key), w.v = arena.matrix<T>(r, value), w.c = arena.matrix<T>(r, key),
+        w.beta = arena.vector<T>(r);
         w.up = arena.matrix<T>(r, key), w.down = arena.matrix<T>(r, key), w.end = arena.vector<T>(key);
         w.plus = arena.matrix<T>(2 * r, key), w.bar = arena.matrix<T>(r, key);
         w.pairs = arena.matrix<T>(2 * r, r), w.lower = arena.matrix<T>(r, r);
         w.read = arena.matrix<T>(2 * r, value), w.u = arena.matrix<T>(r, value), w.state = arena.matrix<T>(key, value);
         if (!backward) return w;
-        w.grad = arena.matrix<T>(2 * r, value), w.u_turned = arena.matrix<T>(value, r), w.dpairs = arena.matrix<T>(2 * r, r);
+        w.grad = arena.matrix<T>(2 * r, value), w.u_turned = arena.matrix<T>(value, r),
+        w.dpairs = arena.matrix<T>(2 * r, r);
         w.dplus = arena.matrix<T>(2 * r, key), w.dbar = arena.matrix<T>(r, key), w.dqk = arena.matrix<T>(2 * r, key);
-        w.dcol = arena.matrix<T>(r, key), w.dstate = arena.matrix<T>(key, value), w.turned = arena.matrix<T>(value, key);
+        w.dcol = arena.matrix<T>(r, key), w.dstate = arena.matrix<T>(key, value),
+        w.turned = arena.matrix<T>(value, key);
         w.dbeta = arena.vector<T>(r);
         return w;
     }
@@ -60,7 +67,8 @@ struct KdaWork {
 
 /// Memory of one thread for a work and the pairs' own scratch.
 template <class T, class Pairs>
-std::pair<KdaWork<T>, Pairs> kda_work(const Context<Cpu>& ctx, int thread, const KdaShape& shape, Index tokens, bool backward) {
+std::pair<KdaWork<T>, Pairs> kda_work(const Context<Cpu>& ctx, int thread, const KdaShape& shape, Index tokens,
+                                      bool backward) {
     const auto bind = [&](Arena& arena) {
         KdaWork<T> w = KdaWork<T>::bind(arena, shape, tokens, backward);
         return std::pair(w, Pairs::bind(arena, w));
@@ -75,7 +83,8 @@ std::pair<KdaWork<T>, Pairs> kda_work(const Context<Cpu>& ctx, int thread, const
 template <class T>
 void pad_state(const T* from, const KdaShape& shape, MatrixView<T> to) {
     std::fill(to.data, to.data + to.size(), T(0));
-    for (Index a = 0; from != nullptr && a < shape.key; ++a) std::copy(from + a * shape.value, from + (a + 1) * shape.value, to.row(a));
+    for (Index a = 0; from != nullptr && a < shape.key; ++a)
+        std::copy(from + a * shape.value, from + (a + 1) * shape.value, to.row(a));
 }
 template <class T>
 void unpad_state(MatrixView<const T> from, const KdaShape& shape, T* to) {
@@ -130,9 +139,9 @@ void solve_tile_transposed(MatrixView<const T> lower, Index first, MatrixView<T>
     }
 }
 
-/// From the inputs and S: pairs, Q+ S, V - K+ S and U.
+/// From the inputs and S: pairs, V - K+ S, U and, where outputs follow, Q+ S.
 template <class T, class Pairs>
-void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs) {
+void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs, bool outputs) {
     const Index r = w.rows;
     sum_down(w.c);
     pairs.prepare(w);
@@ -144,7 +153,9 @@ void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs) {
             at.store(w.bar.row(i), Lane<T>(k * at.load(w.down.row(i))));
         });
     }
-    block_nn<T>(w.plus, w.state, w.read, Store::set);
+    const Index unread = outputs ? 0 : r;
+    block_nn<T>(w.plus.middle_rows(unread, 2 * r - unread), w.state, w.read.middle_rows(unread, 2 * r - unread),
+                Store::set);
     for (Index i = 0; i < r; ++i) {
         const T beta = w.beta[i];
         for_lanes<T>(w.value, [&](auto at) {
@@ -165,10 +176,10 @@ void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs) {
 /// w.read's first R rows become O, w.state becomes S'.
 template <class T, class Pairs>
 void kda_chunk_outputs(KdaWork<T>& w, Pairs& pairs) {
-    kda_chunk_solve(w, pairs);
+    kda_chunk_solve(w, pairs, true);
     for (Index first = 0; first < w.rows; first += kda_tile) {
-        block_nn<T>(w.pairs.middle_rows(first, kda_tile).middle_cols(0, first + kda_tile), w.u.middle_rows(0, first + kda_tile),
-                    w.read.middle_rows(first, kda_tile), Store::add);
+        block_nn<T>(w.pairs.middle_rows(first, kda_tile).middle_cols(0, first + kda_tile),
+                    w.u.middle_rows(0, first + kda_tile), w.read.middle_rows(first, kda_tile), Store::add);
     }
     for (Index a = 0; a < w.key; ++a)
         for_lanes<T>(w.value, [&](auto at) { at.store(w.state.row(a), Lane<T>(at.load(w.state.row(a)) * w.end[a])); });
@@ -184,10 +195,11 @@ void kda_solve_backward(KdaWork<T>& w) {
     for (Index first = r - kda_tile; first >= 0; first -= kda_tile) {
         const MatrixView<T> tile = dy.middle_rows(first, kda_tile);
         const Index after = first + kda_tile;
-        block_tn<T>(w.pairs.middle_rows(first, r - first).middle_cols(first, kda_tile), d_o.middle_rows(first, r - first), tile, Store::add);
+        block_tn<T>(w.pairs.middle_rows(first, r - first).middle_cols(first, kda_tile),
+                    d_o.middle_rows(first, r - first), tile, Store::add);
         if (after < r)
-            block_tn<T>(w.lower.middle_rows(after, r - after).middle_cols(first, kda_tile), dy.middle_rows(after, r - after), tile,
-                        Store::subtract);
+            block_tn<T>(w.lower.middle_rows(after, r - after).middle_cols(first, kda_tile),
+                        dy.middle_rows(after, r - after), tile, Store::subtract);
         solve_tile_transposed<T>(w.lower, first, dy);
     }
 }
@@ -199,8 +211,8 @@ void kda_pairs_backward(KdaWork<T>& w) {
     transpose<T>(w.u, w.u_turned);
     for (Index first = 0; first < 2 * r; first += kda_tile) {
         const Index cols = first % r + kda_tile;
-        block_nn<T>(w.grad.middle_rows(first, kda_tile), w.u_turned.middle_cols(0, cols), w.dpairs.middle_rows(first, kda_tile).middle_cols(0, cols),
-                    Store::set);
+        block_nn<T>(w.grad.middle_rows(first, kda_tile), w.u_turned.middle_cols(0, cols),
+                    w.dpairs.middle_rows(first, kda_tile).middle_cols(0, cols), Store::set);
     }
     for (Index i = 0; i < r; ++i) {
         T *dy = w.grad.row(r + i), *dp = w.dpairs.row(i), *dx = w.dpairs.row(r + i);
@@ -220,7 +232,7 @@ void kda_pairs_backward(KdaWork<T>& w) {
 template <class T, class Pairs>
 void kda_chunk_gradients(KdaWork<T>& w, Pairs& pairs) {
     const Index r = w.rows;
-    kda_chunk_solve(w, pairs);
+    kda_chunk_solve(w, pairs, false);
     kda_solve_backward(w);
     kda_pairs_backward(w);
     transpose<T>(w.state, w.turned);
@@ -245,10 +257,13 @@ void kda_chunk_gradients(KdaWork<T>& w, Pairs& pairs) {
         });
     }
     for (Index i = 0; i < r; ++i)
-        for_lanes<T>(w.key, [&](auto at) { at.store(last, Lane<T>(at.load(last) + at.load(w.bar.row(i)) * at.load(w.dbar.row(i)))); });
+        for_lanes<T>(w.key, [&](auto at) {
+            at.store(last, Lane<T>(at.load(last) + at.load(w.bar.row(i)) * at.load(w.dbar.row(i))));
+        });
     for (Index a = 0; a < w.key; ++a) {
         last[a] += w.end[a] * dot(w.state.row(a), w.dstate.row(a), w.value);
-        for_lanes<T>(w.value, [&](auto at) { at.store(w.dstate.row(a), Lane<T>(at.load(w.dstate.row(a)) * w.end[a])); });
+        for_lanes<T>(w.value,
+                     [&](auto at) { at.store(w.dstate.row(a), Lane<T>(at.load(w.dstate.row(a)) * w.end[a])); });
     }
     sum_up(w.c);
     block_tn<T>(w.plus, w.grad, w.dstate, Store::add);
@@ -263,8 +278,8 @@ inline Index first_chunk(const Sequences& seq, Index s, Index chunk) {
 
 /// One head of one sequence, chunk by chunk. load(w, row, count) fills the inputs, store(w, row, count) takes w.read.
 template <class T, class Load, class Store, class Pairs>
-void kda_head_forward(KdaWork<T>& w, Pairs& pairs, const KdaShape& shape, const Sequences& seq, Index s, Index h, Index chunk,
-                      const T* from, T* kept, MatrixView<T> states, Load&& load, Store&& store) {
+void kda_head_forward(KdaWork<T>& w, Pairs& pairs, const KdaShape& shape, const Sequences& seq, Index s, Index h,
+                      Index chunk, const T* from, T* kept, MatrixView<T> states, Load&& load, Store&& store) {
     pad_state(from, shape, w.state);
     Index row = first_chunk(seq, s, chunk);
     for (Index begin = seq.begin(s); begin < seq.end(s); begin += chunk, ++row) {
@@ -279,8 +294,9 @@ void kda_head_forward(KdaWork<T>& w, Pairs& pairs, const KdaShape& shape, const 
 
 /// The reverse pass. load also fills w.grad's first half with dO; store takes the gradients.
 template <class T, class Load, class Store, class Pairs>
-void kda_head_backward(KdaWork<T>& w, Pairs& pairs, const KdaShape& shape, const Sequences& seq, Index s, Index h, Index chunk,
-                       MatrixView<const T> states, const T* dfinal, T* dinitial, Load&& load, Store&& store) {
+void kda_head_backward(KdaWork<T>& w, Pairs& pairs, const KdaShape& shape, const Sequences& seq, Index s, Index h,
+                       Index chunk, MatrixView<const T> states, const T* dfinal, T* dinitial, Load&& load,
+                       Store&& store) {
     pad_state(dfinal, shape, w.dstate);
     const Index chunks = ceil_div(seq.length(s), chunk), first = first_chunk(seq, s, chunk);
     for (Index n = chunks; n-- > 0;) {

@@ -12,7 +12,7 @@ namespace detail {
 /// FactoredPairs and what the way back through norm and gate needs.
 template <class T>
 struct FusedPairs : FactoredPairs<T> {
-    MatrixView<T> slope;  // [R, K] dg / dz
+    MatrixView<T> slope;     // [R, K] dg / dz
     VectorView<T> q_r, k_r;  // [R]
 
     static FusedPairs bind(Arena& arena, const KdaWork<T>& w) {
@@ -31,7 +31,11 @@ struct FusedHead {
     T rate, bound;  // e^A_log and the lower bound of the log-decay
 
     FusedHead(const KdaRawInput<T>& input, const KdaShape& sizes, Index h, double lower_bound)
-        : in(input), shape(sizes), head(h), rate(std::exp(input.A_log[h])), bound(static_cast<T>(lower_bound)) {}
+        : in(input),
+          shape(sizes),
+          head(h),
+          rate(std::exp(input.A_log[h])),
+          bound(static_cast<T>(lower_bound)) {}
 
     T scale() const { return T(1) / std::sqrt(static_cast<T>(shape.key)); }
 
@@ -73,7 +77,8 @@ struct FusedHead {
     void store(const KdaWork<T>& w, const FusedPairs<T>& p, Index row, Index count, const KdaRawGradient<T>& to) const {
         const Index first = head * shape.key;
         for (Index i = 0; i < count; ++i) {
-            const T *q = w.qk.row(i), *dq = w.dqk.row(i), *k = w.qk.row(w.rows + i), *dk = w.dcol.row(i), *dv = w.grad.row(w.rows + i);
+            const T *q = w.qk.row(i), *dq = w.dqk.row(i), *k = w.qk.row(w.rows + i), *dk = w.dcol.row(i),
+                    *dv = w.grad.row(w.rows + i);
             const T q_along = dot(q, dq, shape.key) / scale(), k_along = dot(k, dk, shape.key), factor = scale();
             for_lanes<T>(shape.key, [&](auto at) {
                 at.store(to.q.row(row + i) + first, Lane<T>(p.q_r[i] * (factor * at.load(dq) - at.load(q) * q_along)));
@@ -88,19 +93,23 @@ struct FusedHead {
 
     /// One token of a sequence that goes on.
     void step(const Context<Cpu>& ctx, int thread, Index row, const T* from, T* to, T* o) const {
-        T *q = ctx.workspace<T>(thread, 3 * shape.key + shape.state()), *k = q + shape.key, *decay = k + shape.key;
-        load_q(row, q);
+        constexpr Index arrays = KdaToken<T>::arrays;
+        T* k = ctx.workspace<T>(thread, (arrays + 1) * shape.key + shape.state());
+        const KdaToken<T> token = KdaToken<T>::at(k + shape.key, shape.key);
+        load_q(row, token.q);
         load_k(row, k);
-        load_decay(row, decay, nullptr);
-        for_lanes<T>(shape.key, [&](auto at) { at.store(decay, Lane<T>(exp(at.load(decay)))); });
-        const T* v = in.v.row(row) + head * shape.value;
-        kda_step(shape, q, k, v, decay, beta(row), from, to != nullptr ? to : decay + shape.key, o);
+        load_decay(row, token.decay, nullptr);
+        for_lanes<T>(shape.key, [&](auto at) { at.store(token.decay, Lane<T>(exp(at.load(token.decay)))); });
+        T* unkept = k + (arrays + 1) * shape.key;
+        kda_step<T>(shape, token, k, in.v.row(row) + head * shape.value, beta(row), from, to != nullptr ? to : unkept,
+                    o);
     }
 };
 
 /// dA_log += sum of dz (z + dt_bias), ddt_bias += sum of dz, over the tokens of the sequences; threads own heads.
 template <class T>
-void add_gate_gradients(const Context<Cpu>& ctx, const Sequences& seq, const KdaRawInput<T>& in, const KdaRawGradient<T>& gradient) {
+void add_gate_gradients(const Context<Cpu>& ctx, const Sequences& seq, const KdaRawInput<T>& in,
+                        const KdaRawGradient<T>& gradient) {
     const Index heads = in.A_log.size, width = in.z.cols / heads;
     ctx.parallel(heads, 1, [&](Index begin, Index end) {
         for (Index h = begin; h < end; ++h) {
@@ -120,23 +129,26 @@ void add_gate_gradients(const Context<Cpu>& ctx, const Sequences& seq, const Kda
 }
 
 template <class T>
-KdaShape fused_shape(const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in, In<T> o, In<accumulator_t<T>> final,
-                     In<accumulator_t<T>> states) {
+KdaShape fused_shape(const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in, In<T> o,
+                     In<accumulator_t<T>> final, In<accumulator_t<T>> states) {
     const KdaShape shape = kda_shape<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
     require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
-    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0, "kda_fused: the bound of the log-decay lies in [-5, 0), got {}",
-            form.lower_bound);
+    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
+            "kda_fused: the bound of the log-decay lies in [-5, 0), got {}", form.lower_bound);
     require_size("kda_fused: A_log", in.A_log, form.heads);
     require_size("kda_fused: dt_bias", in.dt_bias, in.z.cols);
-    if (states.rows != 0) require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), shape.heads * shape.state());
+    if (states.rows != 0)
+        require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), shape.heads * shape.state());
     return shape;
 }
 
 }  // namespace detail
 
 template <class T>
-void kda_fused_forward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedForm form, std::type_identity_t<KdaRawInput<T>> in,
-                       Out<T> o, std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<accumulator_t<T>>> states) {
+void kda_fused_forward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedForm form,
+                       std::type_identity_t<KdaRawInput<T>> in, Out<T> o,
+                       std::type_identity_t<Out<accumulator_t<T>>> final,
+                       std::type_identity_t<Out<accumulator_t<T>>> states) {
     using namespace detail;
     const KdaShape shape = fused_shape<T>(seq, form, in, o, final, states);
     clear_rows_after(seq, o);
@@ -151,13 +163,16 @@ void kda_fused_forward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedFo
         kda_head_forward<T>(
             w, scratch, shape, seq, s, h, form.chunk, from, kept, states,
             [&](KdaWork<T>& work, Index row, Index count) { head.load(work, scratch, row, count, false); },
-            [&](KdaWork<T>& work, Index row, Index count) { store_rows<T>(work.read, count, o, row, h * shape.value, shape.value); });
+            [&](KdaWork<T>& work, Index row, Index count) {
+                store_rows<T>(work.read, count, o, row, h * shape.value, shape.value);
+            });
     });
 }
 
 template <class T>
-void kda_fused_backward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedForm form, std::type_identity_t<KdaRawInput<T>> in,
-                        In<accumulator_t<T>> states, In<T> d_o, In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
+void kda_fused_backward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedForm form,
+                        std::type_identity_t<KdaRawInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
+                        In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
     using namespace detail;
     const KdaShape shape = fused_shape<T>(seq, form, in, d_o, dfinal, states);
     for (MatrixView<T> m : {gradient.q, gradient.k, gradient.v, gradient.z, gradient.b}) clear_rows_after(seq, m);
@@ -166,7 +181,8 @@ void kda_fused_backward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedF
         auto [w, pairs] = kda_work<T, FusedPairs<T>>(ctx, thread, shape, (std::min)(form.chunk, seq.length(s)), true);
         FusedPairs<T>& scratch = pairs;
         kda_head_backward<T>(
-            w, scratch, shape, seq, s, h, form.chunk, states, dfinal.rows == 0 ? nullptr : head_state(dfinal.row(seq.slot(s)), shape, h),
+            w, scratch, shape, seq, s, h, form.chunk, states,
+            dfinal.rows == 0 ? nullptr : head_state(dfinal.row(seq.slot(s)), shape, h),
             gradient.initial.rows == 0 ? nullptr : head_state(gradient.initial.row(seq.slot(s)), shape, h),
             [&](KdaWork<T>& work, Index row, Index count) {
                 head.load(work, scratch, row, count, true);

@@ -1,7 +1,9 @@
 #pragma once
-// The pair sums of KDA for a log-decay of at least -5 a token (spec 2.6): with m_J the sums c at the middle row of tile J,
-// e^(c_i - c_j) = e^(c_i - m_J) e^(m_J - c_j), j in J, i in J or later. Inside the tile both exponents lie in [-40, 40],
-// and their products with the masked pairs (i < j) stay below e^75, so every block column of P and X is a matrix product.
+// The pair sums of KDA for a log-decay of at least -5 a token (spec 2.6): with r_J the sums c at the first row of tile
+// J, e^(c_i - c_j) = [e^(c_i - r_J) 2^54] [e^(r_J - c_j) 2^-54], j in J, i in J or later. The power of two, exact,
+// centres both factors within e^38, and their products with the masked pairs (i < j) stay below e^75, so every block
+// column of P and X is a matrix product. The first row, unlike the middle one, keeps a row's bits independent of later
+// tokens.
 
 #include "kimik3/ops/cpu/kda_core.hpp"
 
@@ -9,12 +11,12 @@ namespace kimik3::detail {
 
 template <class T>
 struct FactoredPairs {
-    MatrixView<T> rise, fall;     // [R, K] e^(c_i - m), e^(m - c_i), m of the row's own tile
-    MatrixView<T> between;        // [tiles, K] e^(m_I - m_J) of the block column at hand
-    MatrixView<T> right;          // [R, K] k_j e^(m_J - c_j)
-    MatrixView<T> right_turned;   // [K, R]
-    MatrixView<T> left;           // [2 R, K] q_i, k_i times e^(c_i - m_J)
-    MatrixView<T> sum;            // [2 R, K]
+    MatrixView<T> rise, fall;    // [R, K] e^(c_i - r) 2^54, e^(r - c_i) 2^-54, r of the row's own tile
+    MatrixView<T> between;       // [tiles, K] e^(r_I - r_J) of the block column at hand
+    MatrixView<T> right;         // [R, K] k_j e^(r_J - c_j) 2^-54
+    MatrixView<T> right_turned;  // [K, R]
+    MatrixView<T> left;          // [2 R, K] q_i, k_i times e^(c_i - r_J) 2^54
+    MatrixView<T> sum;           // [2 R, K]
 
     static FactoredPairs bind(Arena& arena, const KdaWork<T>& w) {
         const auto rows = [&](Index count) { return arena.matrix<T>(count, w.key); };
@@ -28,17 +30,19 @@ struct FactoredPairs {
     void prepare(KdaWork<T>& w) {
         const T* last = w.c.row(w.rows - 1);
         for_lanes<T>(w.key, [&](auto at) { at.store(w.end.data, Lane<T>(exp(at.load(last)))); });
+        constexpr T centre = T(0x1p54);
         for (Index first = 0; first < w.rows; first += kda_tile) {
-            const T* middle = w.c.row(first + kda_tile / 2);
+            const T* reference = w.c.row(first);
             for_lanes<T>(w.key, [&](auto at) {
-                const Lane<T> m = at.load(middle), from_start = exp(m), to_end = exp(at.load(last) - m);
+                const Lane<T> r = at.load(reference), from_start = exp(r), to_end = exp(at.load(last) - r);
                 for (Index i = first; i < first + kda_tile; ++i) {
-                    const Lane<T> up = exp(at.load(w.c.row(i)) - m), down = T(1) / up;
-                    at.store(rise.row(i), up);
-                    at.store(fall.row(i), down);
+                    const Lane<T> up = exp(at.load(w.c.row(i)) - r), down = T(1) / up;
+                    const Lane<T> down_centred = down * (T(1) / centre);
+                    at.store(rise.row(i), Lane<T>(up * centre));
+                    at.store(fall.row(i), down_centred);
                     at.store(w.up.row(i), Lane<T>(up * from_start));
                     at.store(w.down.row(i), Lane<T>(down * to_end));
-                    at.store(right.row(i), Lane<T>(at.load(w.qk.row(w.rows + i)) * down));
+                    at.store(right.row(i), Lane<T>(at.load(w.qk.row(w.rows + i)) * down_centred));
                 }
             });
         }
@@ -87,12 +91,12 @@ struct FactoredPairs {
 private:
     /// between and left for the block column of the tile at row first.
     void face(KdaWork<T>& w, Index first) {
-        const T* middle = w.c.row(first + kda_tile / 2);
+        const T* reference = w.c.row(first);
         for (Index tile = first; tile < w.rows; tile += kda_tile) {
             T* apart = between.row(tile / kda_tile);
-            const T* own = w.c.row(tile + kda_tile / 2);
+            const T* own = w.c.row(tile);
             for_lanes<T>(w.key, [&](auto at) {
-                const Lane<T> factor = tile == first ? lane(T(1)) : Lane<T>(exp(at.load(own) - at.load(middle)));
+                const Lane<T> factor = tile == first ? lane(T(1)) : Lane<T>(exp(at.load(own) - at.load(reference)));
                 at.store(apart, factor);
                 for (Index i = tile; i < tile + kda_tile; ++i) {
                     const Lane<T> up = at.load(rise.row(i)) * factor;

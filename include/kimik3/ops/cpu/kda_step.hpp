@@ -21,8 +21,8 @@ struct KdaShape {
 template <class T>
 KdaShape kda_shape(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
                    In<accumulator_t<T>> initial, In<accumulator_t<T>> final) {
-    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0, "kda: {} and {} columns are no multiples of {} heads", q.cols,
-            v.cols, heads);
+    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0,
+            "kda: {} and {} columns are no multiples of {} heads", q.cols, v.cols, heads);
     const KdaShape shape{heads, q.cols / heads, v.cols / heads};
     require(shape.key >= 1 && shape.key <= 256, "kda: a head has 1 to 256 key channels, got {}", shape.key);
     require(shape.value >= 1, "kda: a head has at least one value channel, got {}", shape.value);
@@ -60,27 +60,45 @@ void clear_rows_after(const Sequences& seq, MatrixView<T> m) {
     for (Index n = seq.tokens(); n < m.rows; ++n) std::fill(m.row(n), m.row(n) + m.cols, T(0));
 }
 
-/// state [K, V] takes in one token; o [V] = state^T q. The state is read from `from`, which may be `state` or nullptr (zeros).
-/// Blocks of columns stay in cache between the read, which forms k and q with the decayed state, and the write.
+/// A token's q (with the scale), k, decay e^g and room for the decayed q and k, [K] each.
 template <class T>
-void kda_step(const KdaShape& shape, const T* q, const T* k, const T* v, const T* decay, T beta, const T* from, T* state, T* o) {
+struct KdaToken {
+    T *q, *decay, *decayed_q, *decayed_k;
+
+    static constexpr Index arrays = 4;
+    static KdaToken at(T* memory, Index key) { return {memory, memory + key, memory + 2 * key, memory + 3 * key}; }
+};
+
+/// state [K, V] takes in one token; o [V] = state^T q. The state is read from `from`, which may be `state` or nullptr
+/// (zeros). A lane of columns stays in cache between the read, which meets k and q with the decayed state, and the
+/// write. Even and odd channels are summed apart, so that one addition need not wait for the last.
+template <class T>
+void kda_step(const KdaShape& shape, const KdaToken<T>& token, const T* k, const T* v, T beta, const T* from, T* state,
+              T* o) {
     const Index key = shape.key, value = shape.value;
-    const T along = dot(q, k, key);
+    const T along = dot<T>(token.q, k, key);
+    for_lanes<T>(key, [&](auto at) {
+        const Lane<T> decay = at.load(token.decay);
+        at.store(token.decayed_q, Lane<T>(at.load(token.q) * decay));
+        at.store(token.decayed_k, Lane<T>(at.load(k) * decay));
+    });
     for_lanes<T>(value, [&](auto at) {
-        Lane<T> predicted = lane(T(0)), read = lane(T(0));
-        if (from != nullptr) {
-            for (Index a = 0; a < key; ++a) {
-                const Lane<T> decayed = at.load(from + a * value) * decay[a];
-                predicted += decayed * k[a];
-                read += decayed * q[a];
+        Lane<T> predicted[2], read[2];
+        for (int i : {0, 1}) predicted[i].setZero(), read[i].setZero();
+        for (Index a = 0; from != nullptr && a < key; a += 2) {
+            for (Index i = 0; i < (std::min)(Index{2}, key - a); ++i) {
+                const Lane<T> row = at.load(from + (a + i) * value);
+                predicted[i] += row * token.decayed_k[a + i];
+                read[i] += row * token.decayed_q[a + i];
             }
         }
-        const Lane<T> u = beta * (at.load(v) - predicted);
+        const Lane<T> u = beta * (at.load(v) - (predicted[0] + predicted[1]));
         for (Index a = 0; a < key; ++a) {
             const Lane<T> written = u * k[a];
-            at.store(state + a * value, from == nullptr ? written : Lane<T>(at.load(from + a * value) * decay[a] + written));
+            at.store(state + a * value,
+                     from == nullptr ? written : Lane<T>(at.load(from + a * value) * token.decay[a] + written));
         }
-        at.store(o, Lane<T>(read + along * u));
+        at.store(o, Lane<T>(read[0] + read[1] + along * u));
     });
 }
 

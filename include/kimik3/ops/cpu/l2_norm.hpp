@@ -19,7 +19,8 @@ T l2_scale(const T* x, Index count) {
 }  // namespace detail
 
 template <class T>
-void l2_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
+void l2_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, Out<T> y,
+                     std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
     require_shape("l2_norm: x", x, y.rows, y.cols);
     require_shape("l2_norm: r", r, y.rows, heads);
     const Index width = y.cols / heads;

@@ -1,6 +1,6 @@
 #pragma once
-// The short convolution on the CPU: threads own channels, so that the sums of dw have one order and du can take the place
-// of dy: du_t reads e_t and later rows only, e = dy SiLU'.
+// The short convolution on the CPU: threads own channels, so that the sums of dw have one order and du can take the
+// place of dy: du_t reads e_t and later rows only, e = dy SiLU'.
 
 #include <algorithm>
 
@@ -19,7 +19,8 @@ struct ConvChannels {
     Index first, last, width;
     T* taps;
 
-    static ConvChannels load(const Context<Cpu>& ctx, int thread, MatrixView<const T> w, Index first, Index last, Index rows) {
+    static ConvChannels load(const Context<Cpu>& ctx, int thread, MatrixView<const T> w, Index first, Index last,
+                             Index rows) {
         ConvChannels channels{first, last, w.cols, ctx.template workspace<T>(thread, rows * w.cols * (last - first))};
         for (Index j = 0; j < w.cols; ++j)
             for (Index c = first; c < last; ++c) channels.tap(j)[c - first] = w(c, j);
@@ -51,7 +52,8 @@ void clear_slack(MatrixView<T> m, Index used, Index first, Index last) {
 }
 
 template <class T>
-void conv_final_window(const ConvChannels<T>& channels, MatrixView<const T> u, Index begin, Index length, const T* window, T* to) {
+void conv_final_window(const ConvChannels<T>& channels, MatrixView<const T> u, Index begin, Index length,
+                       const T* window, T* to) {
     for (Index j = 0; j + 1 < channels.width; ++j) {
         const T* from = channels.input(u, begin, window, length - (channels.width - 1) + j);
         T* row = to + j * u.cols + channels.first;
@@ -61,12 +63,13 @@ void conv_final_window(const ConvChannels<T>& channels, MatrixView<const T> u, I
 
 /// One sequence: e = dy SiLU' into du, dw into the sums, then du and the window's gradient from e.
 template <class T>
-void conv_sequence_backward(const ConvChannels<T>& channels, MatrixView<const T> dy, MatrixView<const T> u, Index begin, Index length,
-                            const T* window, const T* dfinal, MatrixView<T> du, T* sums, T* dinitial) {
+void conv_sequence_backward(const ConvChannels<T>& channels, MatrixView<const T> dy, MatrixView<const T> u, Index begin,
+                            Index length, const T* window, const T* dfinal, MatrixView<T> du, T* sums, T* dinitial) {
     const Index taps = channels.width, first = channels.first, count = channels.count();
     for (Index t = 0; t < length; ++t) {
         for_lanes<T>(count, [&](auto at) {
-            const Lane<T> e = at.load(dy.row(begin + t) + first) * silu_derivative(channels.sum(u, begin, window, t, at));
+            const Lane<T> e =
+                at.load(dy.row(begin + t) + first) * silu_derivative(channels.sum(u, begin, window, t, at));
             at.store(du.row(begin + t) + first, e);
             for (Index j = 0; j < taps; ++j) {
                 const T* from = channels.input(u, begin, window, t - (taps - 1) + j);
@@ -91,7 +94,8 @@ void conv_sequence_backward(const ConvChannels<T>& channels, MatrixView<const T>
 template <class T>
 void require_conv_shapes(const Sequences& seq, In<T> u, In<accumulator_t<T>> w, Out<T> out) {
     require_shape("short_conv: u", u, out.rows, out.cols);
-    require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows, w.cols);
+    require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows,
+            w.cols);
     require(seq.tokens() <= u.rows, "short_conv: {} tokens do not fit {} rows", seq.tokens(), u.rows);
 }
 
@@ -101,8 +105,8 @@ inline constexpr Index conv_grain = 4 * lane_width<T>;
 }  // namespace detail
 
 template <class T>
-void short_conv_forward(const Context<Cpu>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w, In<accumulator_t<T>> initial,
-                        Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
+void short_conv_forward(const Context<Cpu>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w,
+                        In<accumulator_t<T>> initial, Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
     detail::require_conv_shapes<T>(seq, u, w, y);
     detail::require_carried<T>("short_conv", seq, initial, (w.cols - 1) * u.cols);
     detail::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
@@ -117,7 +121,8 @@ void short_conv_forward(const Context<Cpu>& ctx, const Sequences& seq, In<T> u, 
                     at.store(y.row(begin + t) + first, silu(channels.sum(u, begin, window, t, at)));
                 });
             }
-            if (T* to = detail::carried_out<T>(seq, s, initial, final)) detail::conv_final_window(channels, u, begin, length, window, to);
+            if (T* to = detail::carried_out<T>(seq, s, initial, final))
+                detail::conv_final_window(channels, u, begin, length, window, to);
         }
         detail::clear_slack(y, seq.tokens(), first, last);
     });
@@ -126,7 +131,8 @@ void short_conv_forward(const Context<Cpu>& ctx, const Sequences& seq, In<T> u, 
 template <class T>
 void short_conv_backward(const Context<Cpu>& ctx, const Sequences& seq, In<T> dy, In<T> u, In<accumulator_t<T>> w,
                          In<accumulator_t<T>> initial, In<accumulator_t<T>> dfinal, Out<T> du,
-                         std::type_identity_t<Out<accumulator_t<T>>> dw, std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
+                         std::type_identity_t<Out<accumulator_t<T>>> dw,
+                         std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
     detail::require_conv_shapes<T>(seq, u, w, du);
     require_shape("short_conv: dy", dy, du.rows, du.cols);
     require_shape("short_conv: dw", dw, w.rows, w.cols);
@@ -140,7 +146,8 @@ void short_conv_backward(const Context<Cpu>& ctx, const Sequences& seq, In<T> dy
         T* sums = channels.tap(w.cols);
         std::fill(sums, sums + w.cols * channels.count(), T(0));
         for (Index s = 0; s < seq.count(); ++s) {
-            detail::conv_sequence_backward<T>(channels, dy, u, seq.begin(s), seq.length(s), detail::carried_in<T>(seq, s, initial),
+            detail::conv_sequence_backward<T>(channels, dy, u, seq.begin(s), seq.length(s),
+                                              detail::carried_in<T>(seq, s, initial),
                                               dfinal.rows == 0 ? nullptr : dfinal.row(seq.slot(s)), du, sums,
                                               dinitial.rows == 0 ? nullptr : dinitial.row(seq.slot(s)));
         }
