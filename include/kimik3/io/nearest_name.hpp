@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kimik3/core/base.hpp"
+#include "kimik3/core/error.hpp"
 
 namespace kimik3 {
 
@@ -31,7 +31,7 @@ inline Index edit_distance(std::string_view a, std::string_view b) {
 /// A name as messages show it: cut at 120 bytes.
 inline std::string shown_name(std::string_view name) {
     constexpr std::size_t longest = 120;
-    return name.size() <= longest ? std::string(name) : std::string(name.substr(0, longest)) + "...";
+    return name.size() <= longest ? std::string(name) : fmt::format("{}...", name.substr(0, longest));
 }
 
 }  // namespace detail
