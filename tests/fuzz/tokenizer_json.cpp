@@ -1,5 +1,5 @@
-// Any bytes as a tokenizer.json: refused with kimik3::Error, or a tokenizer that encodes any text, whose tokens decode, and
-// which is written as a file that gives the same ids.
+// Any bytes as a tokenizer.json: refused with kimik3::Error, or a tokenizer that encodes any text, whose tokens decode,
+// and which is written as a file that gives the same ids.
 #include <cstdlib>
 
 #include "kimik3/text/tokenizer_json.hpp"
@@ -27,8 +27,9 @@ bool keeps_texts(const kimik3::TokenizerSpec& spec) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace kimik3;
     const std::string_view file(reinterpret_cast<const char*>(data), size);
-    const std::string texts[] = {"", "a<|endoftext|>b  aab\r\n1234 \xF0\x9F\x98\x80 \xC3\xA9", std::string("\0\xE2\x80\xFF \xED\xA0\x80", 8),
-                                 std::string(300, 'a'), std::string(file.substr(0, 200))};
+    const std::string texts[] = {"", "a<|endoftext|>b  aab\r\n1234 \xF0\x9F\x98\x80 \xC3\xA9",
+                                 std::string("\0\xE2\x80\xFF \xED\xA0\x80", 8), std::string(300, 'a'),
+                                 std::string(file.substr(0, 200))};
     try {
         const Tokenizer tokenizer(parse_tokenizer_json(file));
         const Tokenizer again(parse_tokenizer_json(write_tokenizer_json(tokenizer)));

@@ -16,7 +16,8 @@ namespace {
 std::vector<std::string> merges_of(const Tokenizer& tokenizer) {
     std::vector<std::string> out;
     for (const Merge& merge : tokenizer.spec().merges)
-        out.push_back(std::string(tokenizer.token_bytes(merge.left)) + "+" + std::string(tokenizer.token_bytes(merge.right)));
+        out.push_back(std::string(tokenizer.token_bytes(merge.left)) + "+" +
+                      std::string(tokenizer.token_bytes(merge.right)));
     return out;
 }
 
@@ -83,7 +84,8 @@ BOOST_AUTO_TEST_CASE(b62_ties_go_to_the_smaller_left_id_and_then_to_the_smaller_
 }
 
 BOOST_AUTO_TEST_CASE(b62_pair_counts_do_not_wrap_at_31_or_32_bits) {
-    const Tokenizer tokenizer = trained({{"xy", 3'000'000'000}, {"ab", 2'999'999'999}, {"pq", 5'000'000'000}, {"uv", 2}}, {.vocab_size = 400});
+    const Tokenizer tokenizer =
+        trained({{"xy", 3'000'000'000}, {"ab", 2'999'999'999}, {"pq", 5'000'000'000}, {"uv", 2}}, {.vocab_size = 400});
     BOOST_TEST((merges_of(tokenizer) == std::vector<std::string>{"p+q", "x+y", "a+b", "u+v"}));
 }
 
@@ -130,7 +132,8 @@ BOOST_AUTO_TEST_CASE(the_end_of_text_token_is_never_made_by_merges) {
     BpeTrainer trainer({.vocab_size = 400, .min_pair_count = 1, .pre_tokenizer = {ByteLevelStep{.use_regex = false}}});
     trainer.push(end_of_text, 10);
     const Tokenizer tokenizer = trainer.train();
-    for (const std::int32_t id : tokenizer.encode(end_of_text, Specials::as_text)) BOOST_TEST(!tokenizer.is_special(id));
+    for (const std::int32_t id : tokenizer.encode(end_of_text, Specials::as_text))
+        BOOST_TEST(!tokenizer.is_special(id));
 }
 
 BOOST_AUTO_TEST_CASE(progress_ends_at_the_whole) {

@@ -16,25 +16,28 @@ import sys
 import tempfile
 import unicodedata
 
-SPACES = [chr(c) for c in (9, 10, 11, 12, 13, 28, 31, 32, 0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x200A, 0x200B, 0x2028, 0x2029,
-                           0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF)]
-WORDS = """the of and to in a that was his he it with is for as had you not be her on at by which have or from this him but all
-she they were my are me one their so an said them we who would been will no when there if more out up into do any your what has
-man could other than our some very time upon about may its only now like little then can should made did us such a great before
-I'm you're he'd we'll they've isn't CamelCase snake_case SHOUTING 3.14159 1,000,000 2024-01-31 0xDEADBEEF don’t naïve café
-Москва привет Ελληνικά 日本語のテキスト 中文字符 한국어 العربية हिन्दी ภาษาไทย ǅungla Ǆ ﬃ ß İstanbul ı ſ K Å e\u0301 \u0301 ⅷ ② ½ ٣٤ 四""".split()
+SPACES = [chr(c) for c in (9, 10, 11, 12, 13, 28, 31, 32, 0x85, 0xA0, 0x1680, 0x180E, 0x2000, 0x200A, 0x200B, 0x2028,
+                           0x2029, 0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF)]
+WORDS = """the of and to in a that was his he it with is for as had you not be her on at by which have or from this
+him but all she they were my are me one their so an said them we who would been will no when there if
+more out up into do any your what has man could other than our some very time upon about may its only now
+like little then can should made did us such a great before I'm you're he'd we'll they've isn't CamelCase
+snake_case SHOUTING 3.14159 1,000,000 2024-01-31 0xDEADBEEF don’t naïve café Москва привет Ελληνικά
+日本語のテキスト 中文字符 한국어 العربية हिन्दी ภาษาไทย ǅungla Ǆ ﬃ ß İstanbul ı ſ K Å e\u0301 \u0301 ⅷ ② ½ ٣٤ 四""".split()
 ENDINGS = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'RE", "'ſ", "'ve'll", "’s", "''", "'"]
-SPECIALS = ["<|endoftext|>", "<|end", "<s>", "</s>", "[BOS]", "<mask>", "foo", "foobar", "FOO", "    ", "émile", "<|endoftext|><s>"]
+SPECIALS = ["<|endoftext|>", "<|end", "<s>", "</s>", "[BOS]", "<mask>", "foo", "foobar", "FOO",
+            "    ", "émile", "<|endoftext|><s>"]
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
-KIMI = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+KIMI = (r"[\p{Han}]+|"
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
         r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 
 def settled_code_points():
-    """Code points whose properties no two Unicode versions in use disagree about: those of Unicode 3.2, and some later blocks."""
+    """Code points whose properties Unicode versions do not disagree about: those of 3.2 and some later blocks."""
     old = [c for c in range(0x110000) if unicodedata.ucd_3_2_0.category(chr(c)) not in ("Cn", "Cs")
            and unicodedata.ucd_3_2_0.category(chr(c)) == unicodedata.category(chr(c))]
     later = list(range(0x1F300, 0x1F5FF)) + list(range(0x1F600, 0x1F641)) + list(range(0x12000, 0x12300)) + \
@@ -46,7 +49,8 @@ def settled_code_points():
 def fuzzed_texts(rng, count):
     points = settled_code_points()
     low = [c for c in points if c < 0x3000]
-    marks = [chr(c) for c in points if unicodedata.combining(chr(c)) or c in range(0x1161, 0x1176) or c in range(0x11A8, 0x11C3)]
+    marks = [chr(c) for c in points
+             if unicodedata.combining(chr(c)) or c in range(0x1161, 0x1176) or c in range(0x11A8, 0x11C3)]
 
     def piece():
         kind = rng.randrange(14)
@@ -114,7 +118,8 @@ def differences(name, texts, ours, theirs):
 
 def byte_level_files(corpus):
     """tokenizer.json files as the package itself trains and writes them, with every step and flag that is supported."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from tokenizers import trainers
 
     def bytes_only(prefix=False):
         return pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
@@ -122,8 +127,10 @@ def byte_level_files(corpus):
     steps = {
         "gpt2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "gpt2 with a prefix space": [pre_tokenizers.ByteLevel(add_prefix_space=True)],
-        "digits, then gpt2": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
-        "joined digits": [pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=True)],
+        "digits, then gpt2": [pre_tokenizers.Digits(individual_digits=True),
+                              pre_tokenizers.ByteLevel(add_prefix_space=False)],
+        "joined digits": [pre_tokenizers.Digits(individual_digits=False),
+                          pre_tokenizers.ByteLevel(add_prefix_space=True)],
         "llama3": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), bytes_only()],
         "kimi": [pre_tokenizers.Split(Regex(KIMI), "isolated"), bytes_only()],
         "words": [pre_tokenizers.Split(Regex(r"\w+|[^\w\s]+"), "isolated"), bytes_only()],
@@ -135,16 +142,20 @@ def byte_level_files(corpus):
     for behaviour in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
         for invert in (False, True):
             steps["split %s%s" % (behaviour, " inverted" if invert else "")] = [
-                pre_tokenizers.Split(" ", behaviour, invert=invert), pre_tokenizers.Split(Regex(r"\p{P}"), behaviour), bytes_only()]
+                pre_tokenizers.Split(" ", behaviour, invert=invert),
+                pre_tokenizers.Split(Regex(r"\p{P}"), behaviour), bytes_only()]
 
-    added = [AddedToken("foo", single_word=True), AddedToken("foobar"), AddedToken("<mask>", lstrip=True, rstrip=True, special=True),
-             AddedToken("    ", normalized=False), AddedToken("émile", rstrip=True), AddedToken("FOO", lstrip=True, normalized=False)]
+    added = [AddedToken("foo", single_word=True), AddedToken("foobar"),
+             AddedToken("<mask>", lstrip=True, rstrip=True, special=True),
+             AddedToken("    ", normalized=False), AddedToken("émile", rstrip=True),
+             AddedToken("FOO", lstrip=True, normalized=False)]
     for name, step in steps.items():
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = step[0] if len(step) == 1 else pre_tokenizers.Sequence(step)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.train_from_iterator(corpus, trainers.BpeTrainer(
-            vocab_size=700, special_tokens=["<|endoftext|>", "<s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            vocab_size=700, special_tokens=["<|endoftext|>", "<s>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False))
         yield name, json.loads(tokenizer.to_str())
         if name == "gpt2":
@@ -208,7 +219,8 @@ def compare_tiktoken(library, texts):
     ranks = {bytes(alphabet[c] for c in token): id for token, id in vocabulary.items() if token != "<|endoftext|>"}
     first = len(ranks)
     ours = library.write("tiktoken.model", "".join(
-        "%s %d\n" % (base64.b64encode(token).decode(), id) for token, id in sorted(ranks.items(), key=lambda entry: entry[1])))
+        "%s %d\n" % (base64.b64encode(token).decode(), id)
+        for token, id in sorted(ranks.items(), key=lambda entry: entry[1])))
     specials = {"<|reserved_token_%d|>" % id: id for id in range(first, first + 256)}
     reference = tiktoken.Encoding(name="kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens=specials)
     texts = [text.replace("<|endoftext|>", "<|reserved_token_%d|>" % first) for text in texts]
@@ -216,7 +228,8 @@ def compare_tiktoken(library, texts):
     wrong = 0
     for on in (True, False):
         ids = [reference.encode(text, allowed_special="all" if on else set(), disallowed_special=()) for text in texts]
-        wrong += differences("kimi's rank file, specials " + ("on" if on else "off"), texts, library.encode(ours, lines, on), ids)
+        wrong += differences("kimi's rank file, specials " + ("on" if on else "off"), texts,
+                             library.encode(ours, lines, on), ids)
     return wrong
 
 

@@ -41,8 +41,9 @@ BOOST_AUTO_TEST_CASE(white_space_is_the_unicode_property) {
         if (space[code]) found.push_back(code);
         if (space[code] != inside[code] || (space[code] && other[code])) BOOST_FAIL("code point " << code);
     }
-    const std::vector<std::uint32_t> expected = {9,      10,     11,     12,     13,     32,     0x85,   0xA0,   0x1680, 0x2000, 0x2001, 0x2002, 0x2003,
-                                                 0x2004, 0x2005, 0x2006, 0x2007, 0x2008, 0x2009, 0x200A, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000};
+    const std::vector<std::uint32_t> expected = {9,      10,     11,     12,     13,     32,     0x85,   0xA0,   0x1680,
+                                                 0x2000, 0x2001, 0x2002, 0x2003, 0x2004, 0x2005, 0x2006, 0x2007, 0x2008,
+                                                 0x2009, 0x200A, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000};
     BOOST_TEST(found == expected, boost::test_tools::per_element());
 }
 
@@ -61,7 +62,8 @@ BOOST_AUTO_TEST_CASE(a_script_is_the_script_without_its_extensions) {
 }
 
 BOOST_AUTO_TEST_CASE(what_cannot_be_rewritten_is_refused_by_name) {
-    for (const char* pattern : {"\\X", "\\h", "[\\W]", "\\Ga", "a\\Kb", "[a", "[a&&]", "\\p{L", "a\\", "(", "\\p{NoSuchThing}", "\xFF", "[[:alpha:]"})
+    for (const char* pattern : {"\\X", "\\h", "[\\W]", "\\Ga", "a\\Kb", "[a", "[a&&]", "\\p{L", "a\\", "(",
+                                "\\p{NoSuchThing}", "\xFF", "[[:alpha:]"})
         BOOST_CHECK_THROW(Regex{pattern}, Error);
     BOOST_CHECK_EXCEPTION(Regex("\\X"), Error, [](const Error& e) {
         return std::string(e.what()) == "the escape \\X in the regular expression '\\X' is not supported";
@@ -97,7 +99,8 @@ BOOST_AUTO_TEST_CASE(split_behaviours_treat_matches_as_they_say) {
 }
 
 BOOST_AUTO_TEST_CASE(a_prefix_space_is_put_before_every_piece_that_has_none) {
-    BOOST_TEST((pieces({SplitStep{"\n"}, ByteLevelStep{true, false}}, "a\n b") == std::vector<std::string>{" a", " \n", " b"}));
+    BOOST_TEST((pieces({SplitStep{"\n"}, ByteLevelStep{true, false}}, "a\n b") ==
+                std::vector<std::string>{" a", " \n", " b"}));
 }
 
 BOOST_AUTO_TEST_CASE(long_runs_are_cut_by_every_published_pattern) {

@@ -10,7 +10,8 @@ namespace kimik3::test {
 
 inline const std::string tiny_corpus =
     "the cat sat on the mat and the other cat sat there; that is that, she said.\n"
-    "The number 1234567 isn't what they'd thought\xE2\x80\xA6 na\xC3\xAFve caf\xC3\xA9 \xE4\xB8\xAD\xE6\x96\x87\xE5\xAD\x97 "
+    "The number 1234567 isn't what they'd thought\xE2\x80\xA6 na\xC3\xAFve caf\xC3\xA9 "
+    "\xE4\xB8\xAD\xE6\x96\x87\xE5\xAD\x97 "
     "\xF0\x9F\x98\x80\xF0\x9F\x98\x80\r\n    indented    text\n\n\n";
 
 inline Tokenizer tiny_bpe(Index vocab_size = 320) {

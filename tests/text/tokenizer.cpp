@@ -14,7 +14,8 @@ using Ids = std::vector<std::int32_t>;
 void require_identity(const Tokenizer& tokenizer, std::string_view text) {
     for (const Specials specials : {Specials::as_text, Specials::recognised}) {
         const Ids ids = tokenizer.encode(text, specials);
-        BOOST_REQUIRE_MESSAGE(tokenizer.decode(ids) == text, "a text of " << text.size() << " bytes comes back changed");
+        BOOST_REQUIRE_MESSAGE(tokenizer.decode(ids) == text,
+                              "a text of " << text.size() << " bytes comes back changed");
         for (const std::int32_t id : ids) BOOST_REQUIRE(0 <= id && id < tokenizer.vocab_size());
     }
 }
@@ -32,7 +33,8 @@ BOOST_AUTO_TEST_SUITE(tokenizer)
 
 BOOST_AUTO_TEST_CASE(b62_decoding_inverts_encoding_on_any_bytes) {
     for (const Tokenizer& tokenizer : every_kind()) {
-        for (const char* text : {"", "\xE2\x80", "a\r\nb\r\n", "\xED\xA0\x80\xED\xBF\xBF", " \xFF \xFE ", "\xF0\x9F\x98", "a <|endoftext|> b"})
+        for (const char* text : {"", "\xE2\x80", "a\r\nb\r\n", "\xED\xA0\x80\xED\xBF\xBF", " \xFF \xFE ",
+                                 "\xF0\x9F\x98", "a <|endoftext|> b"})
             require_identity(tokenizer, text);
         require_identity(tokenizer, std::string("\0a\0\0 \0", 6));
         require_identity(tokenizer, every_byte());
@@ -55,7 +57,8 @@ BOOST_AUTO_TEST_CASE(b62_the_work_on_one_piece_grows_as_its_length) {
     detail::MergeTable table;
     for (int byte = 0; byte < 256; ++byte) table.set_byte(static_cast<unsigned char>(byte), byte);
     for (const Merge& merge : spec.merges) {
-        const std::string bytes = spec.vocabulary[to_size(merge.left)].bytes + spec.vocabulary[to_size(merge.right)].bytes;
+        const std::string bytes =
+            spec.vocabulary[to_size(merge.left)].bytes + spec.vocabulary[to_size(merge.right)].bytes;
         for (const VocabularyEntry& entry : spec.vocabulary)
             if (entry.bytes == bytes) table.add(merge, entry.id);
     }
@@ -84,7 +87,8 @@ BOOST_AUTO_TEST_CASE(b61_a_special_token_in_a_text_is_text_unless_asked) {
     for (const Tokenizer& tokenizer : every_kind()) {
         const std::string text = "a<|endoftext|>b";
         const std::int32_t special = *tokenizer.id_of(end_of_text);
-        const Ids plain = tokenizer.encode(text, Specials::as_text), recognised = tokenizer.encode(text, Specials::recognised);
+        const Ids plain = tokenizer.encode(text, Specials::as_text),
+                  recognised = tokenizer.encode(text, Specials::recognised);
         for (const std::int32_t id : plain) BOOST_TEST(!tokenizer.is_special(id));
         BOOST_TEST(tokenizer.decode(plain) == text);
         BOOST_TEST((recognised == Ids{'a', special, 'b'}));
@@ -105,7 +109,8 @@ BOOST_AUTO_TEST_CASE(b61_ids_come_from_the_file_and_not_from_the_position) {
     BOOST_CHECK_EXCEPTION(tokenizer.decode(Ids{500}), Error, [](const Error& e) {
         return std::string(e.what()) == "token id 500 is not one of the tokenizer's (its ids are below 901)";
     });
-    for (const std::int32_t id : {-1, 901, std::numeric_limits<std::int32_t>::max()}) BOOST_CHECK_THROW(tokenizer.decode(Ids{id}), Error);
+    for (const std::int32_t id : {-1, 901, std::numeric_limits<std::int32_t>::max()})
+        BOOST_CHECK_THROW(tokenizer.decode(Ids{id}), Error);
 }
 
 BOOST_AUTO_TEST_CASE(without_special_tokens_there_is_no_begin_and_no_end) {
@@ -119,7 +124,8 @@ BOOST_AUTO_TEST_CASE(the_lowest_rank_merges_first_and_of_equal_ranks_the_leftmos
     const Tokenizer tokenizer(spec_with_merges({{"b", "c"}, {"a", "b"}, {"a", "a"}, {"ab", "c"}}));
     const auto tokens = [&](std::string_view text) {
         std::string out;
-        for (const std::int32_t id : tokenizer.encode(text, Specials::as_text)) out.append(tokenizer.token_bytes(id)) += '|';
+        for (const std::int32_t id : tokenizer.encode(text, Specials::as_text))
+            out.append(tokenizer.token_bytes(id)) += '|';
         return out;
     };
     BOOST_TEST(tokens("abc") == "a|bc|");
@@ -164,7 +170,8 @@ BOOST_AUTO_TEST_CASE(streaming_skips_special_tokens_where_asked) {
 
 BOOST_AUTO_TEST_CASE(added_tokens_match_leftmost_longest_with_their_flags) {
     TokenizerSpec spec = spec_with_merges({});
-    spec.added_tokens = {{"foo", 300, false, true}, {"foobar", 301}, {"<m>", 302, true, false, true, true}, {"<m>x", 303, true}};
+    spec.added_tokens = {
+        {"foo", 300, false, true}, {"foobar", 301}, {"<m>", 302, true, false, true, true}, {"<m>x", 303, true}};
     const Tokenizer tokenizer(spec);
     const auto ids = [&](std::string_view text) { return tokenizer.encode(text, Specials::recognised); };
     BOOST_TEST((ids("foobar") == Ids{301}));
@@ -189,15 +196,21 @@ BOOST_AUTO_TEST_CASE(wrong_data_is_refused_with_a_sentence) {
     BOOST_TEST(sentence([](TokenizerSpec&) {}) == "accepted");
     BOOST_TEST(sentence([](TokenizerSpec& s) { s.vocabulary.erase(s.vocabulary.begin() + 65); }) ==
                "a byte-level vocabulary has a token for every byte; this one has none for 0x41");
-    BOOST_TEST(sentence([](TokenizerSpec& s) { s.vocabulary.push_back({"x", 999}); }) == "the vocabulary gives the token 'x' twice");
-    BOOST_TEST(sentence([](TokenizerSpec& s) { s.vocabulary.push_back({"xy", 65}); }) == "token id 65 is given to two tokens");
+    BOOST_TEST(sentence([](TokenizerSpec& s) {
+                   s.vocabulary.push_back({"x", 999});
+               }) == "the vocabulary gives the token 'x' twice");
+    BOOST_TEST(sentence([](TokenizerSpec& s) {
+                   s.vocabulary.push_back({"xy", 65});
+               }) == "token id 65 is given to two tokens");
     BOOST_TEST(sentence([](TokenizerSpec& s) { s.vocabulary.push_back({"xy", 1 << 30}); }) ==
                "a token id must be in [0, 4194304), got 1073741824");
     BOOST_TEST(sentence([](TokenizerSpec& s) { s.merges.push_back({'x', 'y'}); }) ==
                "the merge of 'x' and 'y' gives a token that is not in the vocabulary");
     BOOST_TEST(sentence([](TokenizerSpec& s) { s.merges.push_back({'x', 5000}); }) ==
                "a merge names the token id 5000, which is not in the vocabulary");
-    BOOST_TEST(sentence([](TokenizerSpec& s) { s.added_tokens = {{"q", 300, true}, {"q", 301, true}}; }) == "the added token 'q' is given twice");
+    BOOST_TEST(sentence([](TokenizerSpec& s) {
+                   s.added_tokens = {{"q", 300, true}, {"q", 301, true}};
+               }) == "the added token 'q' is given twice");
     BOOST_TEST(sentence([](TokenizerSpec& s) { s.end_id = 4000; }) == "the end token has id 4000, which is no token");
 }
 

@@ -26,15 +26,18 @@ std::string to_base64(std::string_view bytes) {
     std::string out;
     for (std::size_t i = 0; i < bytes.size(); i += 3) {
         std::uint32_t bits = 0;
-        for (std::size_t j = 0; j < 3; ++j) bits = (bits << 8) | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0u);
-        for (std::size_t j = 0; j < 4; ++j) out.push_back(i + j > bytes.size() ? '=' : letters[(bits >> (18 - 6 * j)) & 63]);
+        for (std::size_t j = 0; j < 3; ++j)
+            bits = (bits << 8) | (i + j < bytes.size() ? static_cast<unsigned char>(bytes[i + j]) : 0u);
+        for (std::size_t j = 0; j < 4; ++j)
+            out.push_back(i + j > bytes.size() ? '=' : letters[(bits >> (18 - 6 * j)) & 63]);
     }
     return out;
 }
 
 std::string rank_file(const TokenizerSpec& spec) {
     std::string out;
-    for (const VocabularyEntry& entry : spec.vocabulary) out += fmt::format("{} {}\n", to_base64(entry.bytes), entry.id);
+    for (const VocabularyEntry& entry : spec.vocabulary)
+        out += fmt::format("{} {}\n", to_base64(entry.bytes), entry.id);
     return out;
 }
 
@@ -47,14 +50,16 @@ BOOST_AUTO_TEST_CASE(a_rank_file_merges_by_the_rank_of_the_joined_bytes) {
     const Tokenizer tokenizer(spec);
     BOOST_TEST((tokenizer.encode("abcx", Specials::as_text) == std::vector<std::int32_t>{258, 'x'}));
     BOOST_TEST((tokenizer.encode("abc", Specials::as_text) == std::vector<std::int32_t>{258}));
-    BOOST_TEST(tokenizer.decode(tokenizer.encode(every_byte() + tiny_corpus, Specials::as_text)) == every_byte() + tiny_corpus);
+    BOOST_TEST(tokenizer.decode(tokenizer.encode(every_byte() + tiny_corpus, Specials::as_text)) ==
+               every_byte() + tiny_corpus);
 }
 
 BOOST_AUTO_TEST_CASE(kimis_pattern_keeps_han_apart_and_takes_digits_by_three) {
     std::vector<std::string> pieces;
     Matcher matcher;
     PreTokenizer({SplitStep{std::string(kimi_pattern)}})
-        .split("Hello中文words 12345\n\n  It's ÉTÉ", matcher, [&](std::string_view piece) { pieces.emplace_back(piece); });
+        .split("Hello中文words 12345\n\n  It's ÉTÉ", matcher,
+               [&](std::string_view piece) { pieces.emplace_back(piece); });
     const std::vector<std::string> expected = {"Hello", "中文", "words", " ", "123", "45", "\n\n", " ", " It's", " ÉTÉ"};
     BOOST_TEST(pieces == expected, boost::test_tools::per_element());
 }
@@ -68,9 +73,11 @@ BOOST_AUTO_TEST_CASE(the_special_tokens_of_a_rank_file_come_from_the_config_besi
     BOOST_TEST(*bare.id_of(fmt::format("<|reserved_token_{}|>", first + 7)) == first + 7);
     BOOST_TEST(!bare.end_id());
 
-    folder.write("tokenizer_config.json", fmt::format(R"({{"added_tokens_decoder": {{"{}": {{"content": "[BOS]", "special": true}},
-        "{}": {{"content": "<|end_of_msg|>", "special": true}}}}, "bos_token": "[BOS]", "eos_token": {{"content": "<|end_of_msg|>"}}}})",
-                                                      first, first + 2));
+    folder.write("tokenizer_config.json",
+                 fmt::format(R"({{"added_tokens_decoder": {{"{}": {{"content": "[BOS]", "special": true}},
+        "{}": {{"content": "<|end_of_msg|>", "special": true}}}}, "bos_token": "[BOS]",
+        "eos_token": {{"content": "<|end_of_msg|>"}}}})",
+                             first, first + 2));
     const Tokenizer named = load_tokenizer(folder.path.string());
     BOOST_TEST(*named.begin_id() == first);
     BOOST_TEST(*named.end_id() == first + 2);
@@ -84,7 +91,8 @@ BOOST_AUTO_TEST_CASE(gpt2s_pair_of_files_is_read) {
     const Tokenizer tokenizer = tiny_bpe();
     const nlohmann::json model = nlohmann::json::parse(write_tokenizer_json(tokenizer))["model"];
     std::string merges = "#version: 0.2\n";
-    for (const auto& merge : model["merges"]) merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+    for (const auto& merge : model["merges"])
+        merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
     const Folder folder;
     folder.write("vocab.json", model["vocab"].dump());
     folder.write("merges.txt", merges);
@@ -119,7 +127,8 @@ BOOST_AUTO_TEST_CASE(malformed_rank_files_are_refused_with_the_line) {
     BOOST_TEST(sentence("Y*== 0") == "line 1 of the rank file is not base64: 'Y*=='");
     BOOST_TEST(sentence("YQ= 0") == "line 1 of the rank file is not base64: 'YQ='");
     BOOST_TEST(sentence("YQ== -1") == "line 1 of the rank file has no rank in [0, 4194304): '-1'");
-    BOOST_TEST(sentence("YQ== 99999999999999999999") == "line 1 of the rank file has no rank in [0, 4194304): '99999999999999999999'");
+    BOOST_TEST(sentence("YQ== 99999999999999999999") ==
+               "line 1 of the rank file has no rank in [0, 4194304): '99999999999999999999'");
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -52,10 +52,12 @@ BOOST_AUTO_TEST_CASE(what_is_written_reads_back_as_the_same_tokenizer_and_the_sa
 BOOST_AUTO_TEST_CASE(every_supported_step_and_flag_survives_writing) {
     TokenizerSpec spec = tiny_bpe().spec();
     spec.ignore_merges = true;
-    spec.normalizer = {UnicodeNormalizer{true}, UnicodeNormalizer{false}, PrependNormalizer{"_"}, ReplaceNormalizer{"a", true, "bb"}, ReplaceNormalizer{"\\d+", false, ""}};
+    spec.normalizer = {UnicodeNormalizer{true}, UnicodeNormalizer{false}, PrependNormalizer{"_"},
+                       ReplaceNormalizer{"a", true, "bb"}, ReplaceNormalizer{"\\d+", false, ""}};
     spec.pre_tokenizer.clear();
-    for (const auto behaviour : {SplitBehaviour::isolated, SplitBehaviour::removed, SplitBehaviour::merged_with_previous,
-                                 SplitBehaviour::merged_with_next, SplitBehaviour::contiguous})
+    for (const auto behaviour :
+         {SplitBehaviour::isolated, SplitBehaviour::removed, SplitBehaviour::merged_with_previous,
+          SplitBehaviour::merged_with_next, SplitBehaviour::contiguous})
         spec.pre_tokenizer.push_back(SplitStep{"[.]x?", behaviour == SplitBehaviour::removed, behaviour, true});
     spec.pre_tokenizer.push_back(DigitsStep{true});
     spec.pre_tokenizer.push_back(ByteLevelStep{true, false, false});
@@ -79,8 +81,10 @@ BOOST_AUTO_TEST_CASE(the_template_names_the_begin_and_end_tokens) {
     file["added_tokens"].push_back({{"id", 500}, {"content", "<start>"}, {"special", true}});
     file["added_tokens"].push_back({{"id", 501}, {"content", "</s>"}, {"special", true}});
     BOOST_TEST(*Tokenizer(parse_tokenizer_json(file.dump())).end_id() == 501);
-    file["post_processor"] = Json::parse(R"({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<start>"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|endoftext|>"}}]}]})");
+    file["post_processor"] =
+        Json::parse(R"({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<start>"}}, {"Sequence": {"id": "A"}},
+                    {"SpecialToken": {"id": "<|endoftext|>"}}]}]})");
     const Tokenizer tokenizer(parse_tokenizer_json(file.dump()));
     BOOST_TEST(*tokenizer.begin_id() == 500);
     BOOST_TEST(*tokenizer.end_id() == *tokenizer.id_of(end_of_text));
@@ -107,11 +111,14 @@ BOOST_AUTO_TEST_CASE(malformed_files_are_refused_with_a_sentence) {
     BOOST_TEST(sentence([](Json&) {}) == "accepted");
     BOOST_TEST(sentence([](Json& f) { f = 3; }) == "tokenizer.json: the file must be an object, is number");
     BOOST_TEST(sentence([](Json& f) { f.erase("model"); }) == "tokenizer.json: the file has no member 'model'");
-    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"] = Json::array(); }) == "tokenizer.json: model.vocab must be an object, is array");
-    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["a"] = -1; }) == "tokenizer.json: the id of 'a' must be an integer in [0, 4194304), is -1");
+    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"] = Json::array(); }) ==
+               "tokenizer.json: model.vocab must be an object, is array");
+    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["a"] = -1; }) ==
+               "tokenizer.json: the id of 'a' must be an integer in [0, 4194304), is -1");
     BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["a"] = 18446744073709551615u; }) ==
                "tokenizer.json: the id of 'a' must be an integer in [0, 4194304), is 18446744073709551615");
-    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["a"] = 1.5; }) == "tokenizer.json: the id of 'a' must be an integer in [0, 4194304), is 1.5");
+    BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["a"] = 1.5; }) ==
+               "tokenizer.json: the id of 'a' must be an integer in [0, 4194304), is 1.5");
     BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["\xE4\xB8\xAD"] = 999; }) ==
                "tokenizer.json: the token '\xE4\xB8\xAD' is not written in the byte-level alphabet");
     BOOST_TEST(sentence([](Json& f) { f["model"]["vocab"]["<|endoftext|>"] = 999; }) ==
@@ -124,7 +131,8 @@ BOOST_AUTO_TEST_CASE(malformed_files_are_refused_with_a_sentence) {
                "tokenizer.json: added_tokens[].special must be true or false");
     BOOST_TEST(sentence([](Json& f) {
                    f["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}};
-                   f["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", {f["pre_tokenizer"], {{"type", "ByteLevel"}}}}};
+                   f["pre_tokenizer"] = {{"type", "Sequence"},
+                                         {"pretokenizers", {f["pre_tokenizer"], {{"type", "ByteLevel"}}}}};
                }) == "the regular expression '(a' cannot be compiled: missing closing parenthesis");
     BOOST_CHECK_THROW(parse_tokenizer_json("{"), Error);
     BOOST_CHECK_THROW(parse_tokenizer_json(""), Error);
@@ -135,7 +143,8 @@ BOOST_AUTO_TEST_CASE(malformed_files_are_refused_with_a_sentence) {
 BOOST_AUTO_TEST_CASE(a_deep_nest_of_sequences_is_refused) {
     std::string nest = R"({"pre_tokenizer":)", end = "}";
     for (int i = 0; i < 100000; ++i) nest += R"({"type":"Sequence","pretokenizers":[)", end += "}]";
-    BOOST_CHECK_THROW(parse_tokenizer_json(nest + R"({"type":"ByteLevel"})" + std::string(end.rbegin(), end.rend())), Error);
+    BOOST_CHECK_THROW(parse_tokenizer_json(nest + R"({"type":"ByteLevel"})" + std::string(end.rbegin(), end.rend())),
+                      Error);
 }
 
 BOOST_AUTO_TEST_CASE(a_saved_file_loads) {

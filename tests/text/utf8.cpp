@@ -28,8 +28,8 @@ BOOST_AUTO_TEST_CASE(every_code_point_but_the_surrogates_is_well_formed) {
 }
 
 BOOST_AUTO_TEST_CASE(overlong_forms_surrogates_and_what_is_above_10ffff_are_ill_formed) {
-    for (const char* bytes : {"\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xED\xBF\xBF", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80",
-                              "\xF5\x80\x80\x80", "\xFF", "\x80"})
+    for (const char* bytes : {"\xC0\xAF", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xED\xBF\xBF",
+                              "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\x80"})
         BOOST_TEST(!is_utf8(bytes));
 }
 

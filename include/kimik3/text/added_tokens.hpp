@@ -1,5 +1,6 @@
 #pragma once
-// Finds added tokens in a text: leftmost first, of several at one place the longest, as the PyPI package `tokenizers` does.
+// Finds added tokens in a text: leftmost first, of several at one place the longest, as the PyPI package `tokenizers`
+// does.
 
 #include <array>
 
@@ -28,7 +29,8 @@ public:
             if (done < end) between(text.substr(to_size(done), to_size(end - done)));
         };
         for (Index at = 0; at < size;) {
-            const AddedToken* token = first_byte_[static_cast<unsigned char>(text[to_size(at)])] ? longest_at(text, at) : nullptr;
+            const AddedToken* token =
+                first_byte_[static_cast<unsigned char>(text[to_size(at)])] ? longest_at(text, at) : nullptr;
             if (token == nullptr) {
                 ++at;
                 continue;
@@ -36,9 +38,12 @@ public:
             Index begin = at, end = at + static_cast<Index>(token->content.size());
             at = end;
             if (token->special && specials_as_text) continue;
-            if (token->single_word && (is_before(word_, text, begin, matcher) > 0 || is_at(word_, text, end, matcher) > 0)) continue;
+            if (token->single_word &&
+                (is_before(word_, text, begin, matcher) > 0 || is_at(word_, text, end, matcher) > 0))
+                continue;
             if (token->lstrip)
-                for (Index bytes = 1; bytes > 0 && begin > done; begin -= bytes) bytes = is_before(space_, text, begin, matcher);
+                for (Index bytes = 1; bytes > 0 && begin > done; begin -= bytes)
+                    bytes = is_before(space_, text, begin, matcher);
             if (token->rstrip)
                 for (Index bytes = 1; bytes > 0; end += bytes) bytes = is_at(space_, text, end, matcher);
             stretch((std::max)(begin, done));

@@ -1,7 +1,7 @@
 #pragma once
-// Byte-pair encoding of one piece (Sennrich, Haddow, Birch 2016): among all adjacent pairs that have a merge, the one of
-// lowest rank is merged, the leftmost first, until none is left. A queue over a linked list: O(n log n) for n bytes, so a
-// piece of a million equal letters costs no more than a million short ones.
+// Byte-pair encoding of one piece (Sennrich, Haddow, Birch 2016): among all adjacent pairs that have a merge, the one
+// of lowest rank is merged, the leftmost first, until none is left. A queue over a linked list: O(n log n) for n bytes,
+// so a piece of a million equal letters costs no more than a million short ones.
 
 #include <functional>
 #include <unordered_map>

@@ -1,8 +1,9 @@
 #pragma once
-// Trains a byte-level BPE vocabulary: again and again the most frequent pair of neighbouring tokens becomes a token (Sennrich,
-// Haddow, Birch 2016). Ids: 0..255 the bytes, then the merges in their order, last <|endoftext|>. Of pairs with equal counts
-// the one with the smaller left id, then the smaller right id, is merged. Counts are 64-bit. The pieces counted are those of
-// the pre-tokenizer, so the end of every pushed text is the end of a piece: push whole documents or lines.
+// Trains a byte-level BPE vocabulary: again and again the most frequent pair of neighbouring tokens becomes a token
+// (Sennrich, Haddow, Birch 2016). Ids: 0..255 the bytes, then the merges in their order, last <|endoftext|>. Of pairs
+// with equal counts the one with the smaller left id, then the smaller right id, is merged. Counts are 64-bit. The
+// pieces counted are those of the pre-tokenizer, so the end of every pushed text is the end of a piece: push whole
+// documents or lines.
 
 #include <functional>
 #include <queue>
@@ -119,7 +120,8 @@ private:
         std::sort(changed_.begin(), changed_.end());
         changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
         for (const std::uint64_t key : changed_)
-            queue_.push({places_.at(key).count, static_cast<std::int32_t>(key >> 32), static_cast<std::int32_t>(key & 0xffffffffu)});
+            queue_.push({places_.at(key).count, static_cast<std::int32_t>(key >> 32),
+                         static_cast<std::int32_t>(key & 0xffffffffu)});
         changed_.clear();
     }
 
@@ -134,8 +136,8 @@ private:
 inline BpeTrainer::BpeTrainer(BpeTrainerOptions options)
     : options_(std::move(options)), pre_tokenizer_(options_.pre_tokenizer) {
     require(options_.vocab_size >= 257 && options_.vocab_size <= token_id_limit,
-            "a trained vocabulary has 257 to {} entries (the bytes and <|endoftext|> at least), {} were asked for", token_id_limit,
-            options_.vocab_size);
+            "a trained vocabulary has 257 to {} entries (the bytes and <|endoftext|> at least), {} were asked for",
+            token_id_limit, options_.vocab_size);
     require(options_.min_pair_count >= 1, "min_pair_count must be at least 1, got {}", options_.min_pair_count);
 }
 
@@ -166,7 +168,8 @@ inline Tokenizer BpeTrainer::train() const {
     while (static_cast<Index>(spec.vocabulary.size()) < most) {
         const auto best = pairs.pop_best();
         if (best.count < options_.min_pair_count) break;
-        const std::string bytes = spec.vocabulary[to_size(best.left)].bytes + spec.vocabulary[to_size(best.right)].bytes;
+        const std::string bytes =
+            spec.vocabulary[to_size(best.left)].bytes + spec.vocabulary[to_size(best.right)].bytes;
         if (bytes == end_of_text) continue;
         // Two ways to cut the same bytes are two merges into one token.
         const auto [entry, fresh] = ids.try_emplace(bytes, static_cast<std::int32_t>(spec.vocabulary.size()));

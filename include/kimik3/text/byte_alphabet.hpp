@@ -1,6 +1,6 @@
 #pragma once
-// The printable alphabet in which byte-level vocabularies are written (GPT-2, Radford et al. 2019): the bytes 21..7E, A1..AC
-// and AE..FF stand for themselves as code points; the other 68, in ascending order, are U+0100, U+0101, ...
+// The printable alphabet in which byte-level vocabularies are written (GPT-2, Radford et al. 2019): the bytes 21..7E,
+// A1..AC and AE..FF stand for themselves as code points; the other 68, in ascending order, are U+0100, U+0101, ...
 
 #include <array>
 #include <optional>

@@ -1,7 +1,7 @@
 #pragma once
-// Canonical decompositions of Unicode 14.0 (UnicodeData.txt, field 5), from which normal forms C and D are computed. Hangul
-// syllables are left out: they follow a formula. By Unicode's stability policy later versions only add rows for new
-// characters.
+// Canonical decompositions of Unicode 14.0 (UnicodeData.txt, field 5), from which normal forms C and D are computed.
+// Hangul syllables are left out: they follow a formula. By Unicode's stability policy later versions only add rows for
+// new characters.
 
 #include <cstdint>
 

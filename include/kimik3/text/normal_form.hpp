@@ -1,6 +1,6 @@
 #pragma once
-// Unicode normal forms C and D (UAX 15): decompose canonically, order marks by combining class, and for form C compose each
-// mark with the starter before it unless something of the same or a higher class stands between them.
+// Unicode normal forms C and D (UAX 15): decompose canonically, order marks by combining class, and for form C compose
+// each mark with the starter before it unless something of the same or a higher class stands between them.
 
 #include <algorithm>
 #include <unordered_map>
@@ -17,7 +17,8 @@ class NormalForm {
 public:
     NormalForm() {
         for (const auto& row : detail::singletons) decompositions_.emplace(row.code, std::pair(row.other, 0u));
-        for (const auto& row : detail::decomposed_pairs) decompositions_.emplace(row.code, std::pair(row.first, row.second));
+        for (const auto& row : detail::decomposed_pairs)
+            decompositions_.emplace(row.code, std::pair(row.first, row.second));
         for (const auto& row : detail::composed_pairs) {
             decompositions_.emplace(row.code, std::pair(row.first, row.second));
             compositions_.emplace((std::uint64_t{row.first} << 32) | row.second, row.code);
@@ -37,7 +38,8 @@ public:
         const auto is_starter = [](const Mark& mark) { return mark.combining_class == 0; };
         for (auto run = codes.begin(); run != codes.end();) {
             const auto end = std::find_if(run, codes.end(), is_starter);
-            std::stable_sort(run, end, [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
+            std::stable_sort(run, end,
+                             [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
             run = std::find_if_not(end, codes.end(), is_starter);
         }
         if (compose) compose_all(codes);
@@ -53,7 +55,8 @@ private:
 
     // Hangul syllables (The Unicode Standard, section 3.12).
     static constexpr std::uint32_t syllable = 0xac00, leading = 0x1100, vowel = 0x1161, trailing = 0x11a7;
-    static constexpr std::uint32_t leadings = 19, vowels = 21, trailings = 28, syllables = leadings * vowels * trailings;
+    static constexpr std::uint32_t leadings = 19, vowels = 21, trailings = 28,
+                                   syllables = leadings * vowels * trailings;
 
     void decompose(std::uint32_t code, std::vector<Mark>& out) const {
         if (code - syllable < syllables) {
@@ -77,7 +80,8 @@ private:
     std::uint32_t composed(std::uint32_t first, std::uint32_t second) const {
         if (first - leading < leadings && second - vowel < vowels)
             return syllable + ((first - leading) * vowels + second - vowel) * trailings;
-        if (first - syllable < syllables && (first - syllable) % trailings == 0 && second > trailing && second - trailing < trailings)
+        if (first - syllable < syllables && (first - syllable) % trailings == 0 && second > trailing &&
+            second - trailing < trailings)
             return first + second - trailing;
         const auto found = compositions_.find((std::uint64_t{first} << 32) | second);
         return found == compositions_.end() ? 0 : found->second;

@@ -32,7 +32,8 @@ private:
         steps_.push_back({Regex(s.literal ? quote_regex(s.pattern) : s.pattern), s.behaviour, s.invert});
     }
     void add(const DigitsStep& s) {
-        steps_.push_back({Regex("\\p{N}"), s.individual_digits ? SplitBehaviour::isolated : SplitBehaviour::contiguous, false});
+        steps_.push_back(
+            {Regex("\\p{N}"), s.individual_digits ? SplitBehaviour::isolated : SplitBehaviour::contiguous, false});
     }
     void add(const ByteLevelStep& s) {
         if (s.add_prefix_space) steps_.emplace_back();
@@ -47,8 +48,8 @@ private:
 
 namespace detail {
 
-/// Calls take(span, is_match) for the matches and the gaps between them, in order, from the beginning to the end. An empty
-/// match counts unless it touches the match before it.
+/// Calls take(span, is_match) for the matches and the gaps between them, in order, from the beginning to the end. An
+/// empty match counts unless it touches the match before it.
 template <class Take>
 void for_each_match(const Regex& regex, std::string_view text, Matcher& matcher, Take&& take) {
     const Index size = static_cast<Index>(text.size());

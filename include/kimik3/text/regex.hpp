@@ -1,9 +1,9 @@
 #pragma once
-// Regular expressions of tokenizer files, run by PCRE2 (UTF, Unicode properties, JIT where the library has it). The files
-// are written for Oniguruma and Rust's fancy-regex; where PCRE2 reads the same characters differently they are rewritten:
-// \s and \w mean the Unicode properties, \p{Script} means the script itself and not its extensions, and a class with
-// intersections or classes inside ([\p{L}&&[^\p{Han}]]) becomes the list of its ranges. What cannot be rewritten is
-// refused by name.
+// Regular expressions of tokenizer files, run by PCRE2 (UTF, Unicode properties, JIT where the library has it). The
+// files are written for Oniguruma and Rust's fancy-regex; where PCRE2 reads the same characters differently they are
+// rewritten: \s and \w mean the Unicode properties, \p{Script} means the script itself and not its extensions, and a
+// class with intersections or classes inside ([\p{L}&&[^\p{Han}]]) becomes the list of its ranges. What cannot be
+// rewritten is refused by name.
 
 #ifndef PCRE2_CODE_UNIT_WIDTH
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -51,7 +51,8 @@ private:
 inline std::string quote_regex(std::string_view text) {
     std::string out;
     for (const char c : text) {
-        const bool plain = static_cast<unsigned char>(c) >= 0x80 || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
+        const bool plain =
+            static_cast<unsigned char>(c) >= 0x80 || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
         if (c == '\0') out += "\\x{0}";
         else out.append(plain ? "" : "\\").push_back(c);
     }
@@ -68,8 +69,8 @@ inline std::shared_ptr<const pcre2_code_8> compile_pcre2(std::string_view patter
     int error = 0;
     PCRE2_SIZE place = 0;
     pcre2_code_8* code = pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
-                                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &place,
-                                         context.get());
+                                         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error,
+                                         &place, context.get());
     if (code == nullptr) {
         PCRE2_UCHAR8 message[256] = {};
         pcre2_get_error_message_8(error, message, sizeof message);
@@ -112,14 +113,16 @@ private:
         if (letter == 'w' && in_class) return word;
         if ((letter == 'w' || letter == 'W') && !in_class) return std::string(letter == 'w' ? "[" : "[^") + word + "]";
         if ((letter == 'p' || letter == 'P') && !at_end() && peek() == '{') return property(letter);
-        require(std::string_view("WhHRXKGNOyYgkbBQE").find(letter) == std::string_view::npos || (letter == 'b' && in_class),
-                "the escape \\{} in the regular expression '{}' is not supported", letter, in_);
+        require(
+            std::string_view("WhHRXKGNOyYgkbBQE").find(letter) == std::string_view::npos || (letter == 'b' && in_class),
+            "the escape \\{} in the regular expression '{}' is not supported", letter, in_);
         return {'\\', letter};
     }
 
     std::string property(char letter) {
         const std::size_t close = in_.find('}', at_);
-        require(close != std::string_view::npos, "the regular expression '{}' ends in the middle of \\{}{{", in_, letter);
+        require(close != std::string_view::npos, "the regular expression '{}' ends in the middle of \\{}{{", in_,
+                letter);
         std::string name(in_.substr(at_ + 1, close - at_ - 1));
         at_ = close + 1;
         if (!name.empty() && name[0] == '^') name.erase(0, 1), letter = letter == 'p' ? 'P' : 'p';

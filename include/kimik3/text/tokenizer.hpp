@@ -1,8 +1,8 @@
 #pragma once
 // Text -> token ids -> text, for byte-level tokenizers: plain bytes, and byte-pair encoding over bytes (GPT-2 and its
-// descendants). Without a normaliser, a prefix space, a Removed split or an added token that strips, decode(encode(text)) is
-// the text, whatever bytes it has: what is no UTF-8 is merged apart from what is, and the pre-tokenizer sees a border there.
-// Encoding is linear in the text up to the logarithm of its longest piece.
+// descendants). Without a normaliser, a prefix space, a Removed split or an added token that strips,
+// decode(encode(text)) is the text, whatever bytes it has: what is no UTF-8 is merged apart from what is, and the
+// pre-tokenizer sees a border there. Encoding is linear in the text up to the logarithm of its longest piece.
 
 #include <span>
 #include <string>
@@ -158,7 +158,8 @@ private:
     bool as_text_;
     Matcher matcher_;
     std::vector<std::int32_t> ids_;
-    std::unordered_map<std::string, Span, detail::TextHash, std::equal_to<>> cache_;  // piece -> where in ids_ it was encoded
+    std::unordered_map<std::string, Span, detail::TextHash, std::equal_to<>>
+        cache_;  // piece -> where in ids_ it was encoded
     detail::MergeTable::Scratch scratch_;
 };
 
@@ -232,14 +233,16 @@ inline void Tokenizer::State::add_vocabulary() {
     for (unsigned byte = 0; byte < 256; ++byte) {
         const char text = static_cast<char>(static_cast<unsigned char>(byte));
         const auto found = vocabulary.find(std::string_view(&text, 1));
-        require(found != vocabulary.end(), "a byte-level vocabulary has a token for every byte; this one has none for 0x{:02X}", byte);
+        require(found != vocabulary.end(),
+                "a byte-level vocabulary has a token for every byte; this one has none for 0x{:02X}", byte);
         merges.set_byte(static_cast<unsigned char>(byte), found->second);
     }
 }
 
 inline void Tokenizer::State::add_merges() {
-    require(spec.merges.size() < detail::MergeTable::most_merges, "a tokenizer has fewer than {} merges, this one has {}",
-            detail::MergeTable::most_merges, spec.merges.size());
+    require(spec.merges.size() < detail::MergeTable::most_merges,
+            "a tokenizer has fewer than {} merges, this one has {}", detail::MergeTable::most_merges,
+            spec.merges.size());
     merges.reserve(spec.merges.size());
     const auto bytes = [&](std::int32_t id) -> const std::string& {
         const bool known = id >= 0 && to_size(id) < tokens.size() && tokens[to_size(id)].exists;
@@ -262,7 +265,8 @@ inline void Tokenizer::State::add_normalizer() {
         } else if (const auto* replace = std::get_if<ReplaceNormalizer>(&step)) {
             require(is_utf8(replace->content) && !replace->pattern.empty(),
                     "a normaliser replaces a pattern that is not empty by UTF-8, got '{}'", replace->pattern);
-            normalizer.push_back({Regex(replace->literal ? quote_regex(replace->pattern) : replace->pattern), replace->content});
+            normalizer.push_back(
+                {Regex(replace->literal ? quote_regex(replace->pattern) : replace->pattern), replace->content});
         } else {
             normalizer.push_back({std::nullopt, {}, std::get<UnicodeNormalizer>(step).compose});
             if (!normal_form) normal_form.emplace();
@@ -290,7 +294,8 @@ inline std::string Tokenizer::State::normalised(std::string_view text, Matcher& 
 /// Also marks the tokens that a piece with their bytes comes out as, which special ones only do by merges.
 inline void Tokenizer::State::add_added_tokens() {
     for (const AddedToken& token : spec.added_tokens) {
-        require(!token.content.empty() && is_utf8(token.content), "added token {} must be UTF-8 and not empty", token.id);
+        require(!token.content.empty() && is_utf8(token.content), "added token {} must be UTF-8 and not empty",
+                token.id);
         Token& entry = new_token(token.id, token.content);
         entry.special = entry.special || token.special;
         require(added.try_emplace(entry.bytes, token.id).second, "the added token '{}' is given twice", token.content);

@@ -1,6 +1,6 @@
 #pragma once
-// The other files that tokenizers come in: tiktoken's rank files (lines "base64-bytes rank"; Kimi's tiktoken.model), GPT-2's
-// vocab.json with merges.txt, and a function that recognises any of them by its content.
+// The other files that tokenizers come in: tiktoken's rank files (lines "base64-bytes rank"; Kimi's tiktoken.model),
+// GPT-2's vocab.json with merges.txt, and a function that recognises any of them by its content.
 
 #include "kimik3/text/tokenizer_json.hpp"
 
@@ -14,20 +14,20 @@ inline constexpr std::string_view kimi_pattern =
     R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
     R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-/// A rank file's text -> a tokenizer without special tokens. A pair of tokens merges when its bytes are a token, and the
-/// lowest rank, which is the token's id, wins.
+/// A rank file's text -> a tokenizer without special tokens. A pair of tokens merges when its bytes are a token, and
+/// the lowest rank, which is the token's id, wins.
 TokenizerSpec parse_tiktoken(std::string_view text, std::string_view pattern = kimi_pattern);
 
-/// The rank file and the 256 special tokens behind its last id, named by added_tokens_decoder of a tokenizer_config.json
-/// beside it, or <|reserved_token_ID|>. Kimi's own wrapper also cuts texts at 400,000 characters and words at 25,000
-/// characters before it encodes; that is not done here.
+/// The rank file and the 256 special tokens behind its last id, named by added_tokens_decoder of a
+/// tokenizer_config.json beside it, or <|reserved_token_ID|>. Kimi's own wrapper also cuts texts at 400,000 characters
+/// and words at 25,000 characters before it encodes; that is not done here.
 Tokenizer read_tiktoken(const std::string& path);
 
 /// GPT-2's pair of texts; <|endoftext|> is special where the vocabulary has it.
 TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt);
 
-/// A directory, or a file in any of these forms. bos_token and eos_token of a tokenizer_config.json beside it are the begin
-/// and end tokens.
+/// A directory, or a file in any of these forms. bos_token and eos_token of a tokenizer_config.json beside it are the
+/// begin and end tokens.
 Tokenizer load_tokenizer(const std::string& path);
 
 namespace detail {
@@ -39,8 +39,12 @@ inline std::string from_base64(std::string_view text, Index line) {
     std::size_t at = 0;
     for (; at < text.size() && text[at] != '='; ++at) {
         const char c = text[at];
-        const int value = c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26 : c >= '0' && c <= '9' ? c - '0' + 52
-                          : c == '+' ? 62 : c == '/' ? 63 : -1;
+        const int value = c >= 'A' && c <= 'Z'   ? c - 'A'
+                          : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                          : c >= '0' && c <= '9' ? c - '0' + 52
+                          : c == '+'             ? 62
+                          : c == '/'             ? 63
+                                                 : -1;
         require(value >= 0, "line {} of the rank file is not base64: '{}'", line, text);
         bits = ((bits << 6) | static_cast<std::uint32_t>(value)) & 0xffffff;
         if ((count += 6) >= 8) {
@@ -48,7 +52,8 @@ inline std::string from_base64(std::string_view text, Index line) {
             out.push_back(static_cast<char>(static_cast<unsigned char>((bits >> count) & 0xff)));
         }
     }
-    const bool padded = text.size() % 4 == 0 && text.size() - at <= 2 && text.substr(at) == std::string_view("==").substr(0, text.size() - at);
+    const bool padded = text.size() % 4 == 0 && text.size() - at <= 2 &&
+                        text.substr(at) == std::string_view("==").substr(0, text.size() - at);
     require(padded && !out.empty(), "line {} of the rank file is not base64: '{}'", line, text);
     return out;
 }
@@ -73,7 +78,8 @@ inline std::int32_t parse_rank(std::string_view digits, Index line) {
         value = value * 10 + (c - '0');
         if (!good) break;
     }
-    require(good && value < token_id_limit, "line {} of the rank file has no rank in [0, {}): '{}'", line, token_id_limit, digits);
+    require(good && value < token_id_limit, "line {} of the rank file has no rank in [0, {}): '{}'", line,
+            token_id_limit, digits);
     return static_cast<std::int32_t>(value);
 }
 
@@ -154,10 +160,12 @@ inline TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view me
     detail::for_each_line(merges_txt, [&](std::string_view line, Index number) {
         if (!line.empty() && !(number == 1 && line.starts_with("#version"))) merges.push_back(line);
     });
-    const Json model = Json::object({{"vocab", detail::parse_json(vocab_json, "vocab.json")}, {"merges", std::move(merges)}});
+    const Json model =
+        Json::object({{"vocab", detail::parse_json(vocab_json, "vocab.json")}, {"merges", std::move(merges)}});
     TokenizerSpec spec;
     if (model["vocab"].is_object() && model["vocab"].contains(end_of_text))
-        spec.added_tokens.push_back({std::string(end_of_text), detail::json_id(model["vocab"][end_of_text], end_of_text), true});
+        spec.added_tokens.push_back(
+            {std::string(end_of_text), detail::json_id(model["vocab"][end_of_text], end_of_text), true});
     spec.pre_tokenizer = {ByteLevelStep{}};
     detail::read_model(detail::JsonObject(model, "model"), spec);
     return spec;
@@ -178,7 +186,8 @@ inline Tokenizer load_tokenizer(const std::string& path) {
     namespace fs = std::filesystem;
     if (fs::is_directory(path)) {
         for (const char* name : {"tokenizer.json", "tiktoken.model", "vocab.json"})
-            if (const fs::path inside = fs::path(path) / name; fs::exists(inside)) return load_tokenizer(inside.string());
+            if (const fs::path inside = fs::path(path) / name; fs::exists(inside))
+                return load_tokenizer(inside.string());
         fail("'{}' holds no tokenizer.json, tiktoken.model or vocab.json", path);
     }
     const std::string text = detail::read_text_file(path);

@@ -1,7 +1,7 @@
 #pragma once
-// Hugging Face's tokenizer.json, read and written, for byte-level BPE. What would change the ids and is not implemented here
-// is refused by name. Truncation and padding are not carried out, and the post-processor (which adds tokens around a text)
-// is kept in the file but not run: ids are those of `tokenizers` with add_special_tokens=False.
+// Hugging Face's tokenizer.json, read and written, for byte-level BPE. What would change the ids and is not implemented
+// here is refused by name. Truncation and padding are not carried out, and the post-processor (which adds tokens around
+// a text) is kept in the file but not run: ids are those of `tokenizers` with add_special_tokens=False.
 
 #include <filesystem>
 #include <fstream>
@@ -87,9 +87,11 @@ private:
 };
 
 inline std::int32_t json_id(const Json& value, std::string_view of) {
-    const bool fits = value.is_number_integer() && value.get<std::int64_t>() >= 0 && value.get<std::int64_t>() < token_id_limit &&
+    const bool fits = value.is_number_integer() && value.get<std::int64_t>() >= 0 &&
+                      value.get<std::int64_t>() < token_id_limit &&
                       (!value.is_number_unsigned() || value.get<std::uint64_t>() < std::uint64_t{token_id_limit});
-    require(fits, "tokenizer.json: the id of '{}' must be an integer in [0, {}), is {}", of, token_id_limit, value.dump());
+    require(fits, "tokenizer.json: the id of '{}' must be an integer in [0, {}), is {}", of, token_id_limit,
+            value.dump());
     return value.get<std::int32_t>();
 }
 
@@ -141,7 +143,8 @@ inline void read_pre_tokenizer(const JsonObject& file, TokenizerSpec& spec) {
         require(!byte_level, "tokenizer.json: ByteLevel must be the last pre-tokenizer, '{}' comes after it", type);
         if (type == "ByteLevel") {
             byte_level = true;
-            spec.pre_tokenizer.push_back(ByteLevelStep{step.boolean("add_prefix_space", true), step.boolean("use_regex", true),
+            spec.pre_tokenizer.push_back(ByteLevelStep{step.boolean("add_prefix_space", true),
+                                                       step.boolean("use_regex", true),
                                                        step.boolean("trim_offsets", true)});
         } else if (type == "Digits") {
             spec.pre_tokenizer.push_back(DigitsStep{step.boolean("individual_digits", false)});
@@ -152,7 +155,8 @@ inline void read_pre_tokenizer(const JsonObject& file, TokenizerSpec& spec) {
                                              [&](const auto& entry) { return name == entry.first; });
             require(known != std::end(behaviour_names), "tokenizer.json: the Split behavior '{}' is not known", name);
             auto [pattern, literal] = json_pattern(step);
-            spec.pre_tokenizer.push_back(SplitStep{std::move(pattern), literal, known->second, step.boolean("invert", false)});
+            spec.pre_tokenizer.push_back(
+                SplitStep{std::move(pattern), literal, known->second, step.boolean("invert", false)});
         }
     });
     require(byte_level, "tokenizer.json: the pre-tokenizer has no ByteLevel step; only byte-level BPE is supported");
@@ -164,9 +168,9 @@ inline void read_added_tokens(const JsonObject& file, TokenizerSpec& spec) {
         const JsonObject token(value, "added_tokens[]");
         const std::string content = token.string("content");
         const bool special = token.boolean("special", false);
-        spec.added_tokens.push_back({content, json_id(token.at("id"), content), special, token.boolean("single_word", false),
-                                     token.boolean("lstrip", false), token.boolean("rstrip", false),
-                                     token.boolean("normalized", !special)});
+        spec.added_tokens.push_back({content, json_id(token.at("id"), content), special,
+                                     token.boolean("single_word", false), token.boolean("lstrip", false),
+                                     token.boolean("rstrip", false), token.boolean("normalized", !special)});
     }
 }
 
@@ -181,7 +185,8 @@ inline void read_merges(const JsonObject& model, const std::unordered_map<std::s
             const std::string both = merge.is_string() ? merge.get<std::string>() : std::string();
             const std::size_t space = both.find(' ');
             const bool two = space != std::string::npos && both.find(' ', space + 1) == std::string::npos;
-            require(two, "tokenizer.json: a merge is two tokens, as \"a b\" or [\"a\", \"b\"]; this one is {}", merge.dump());
+            require(two, "tokenizer.json: a merge is two tokens, as \"a b\" or [\"a\", \"b\"]; this one is {}",
+                    merge.dump());
             left = both.substr(0, space), right = both.substr(space + 1);
         }
         const auto id_of = [&](const std::string& token) {
@@ -197,9 +202,11 @@ inline void read_model(const JsonObject& model, TokenizerSpec& spec) {
     const std::string type = model.find("type") != nullptr ? model.string("type") : "BPE";
     require(type == "BPE", "tokenizer.json: the model '{}' is not supported, only byte-level BPE is", type);
     for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"})
-        require(model.find(name) == nullptr || model.string(name).empty(), "tokenizer.json: model.{} is not supported", name);
+        require(model.find(name) == nullptr || model.string(name).empty(), "tokenizer.json: model.{} is not supported",
+                name);
     const Json* dropout = model.find("dropout");
-    require(dropout == nullptr || *dropout == 0, "tokenizer.json: model.dropout is not supported: encoding must be repeatable");
+    require(dropout == nullptr || *dropout == 0,
+            "tokenizer.json: model.dropout is not supported: encoding must be repeatable");
     spec.ignore_merges = model.boolean("ignore_merges", false);
 
     const Json& vocabulary = model.at("vocab");
@@ -213,14 +220,17 @@ inline void read_model(const JsonObject& model, TokenizerSpec& spec) {
                 "tokenizer.json: '{}' has id {} among the added tokens and id {} in the vocabulary", printable,
                 known == added.end() ? id : known->second, id);
         std::optional<std::string> bytes = from_byte_alphabet(printable);
-        require(bytes || known != added.end(), "tokenizer.json: the token '{}' is not written in the byte-level alphabet", printable);
+        require(bytes || known != added.end(),
+                "tokenizer.json: the token '{}' is not written in the byte-level alphabet", printable);
         if (bytes) spec.vocabulary.push_back({std::move(*bytes), id});
     }
-    for (auto item = vocabulary.begin(); item != vocabulary.end(); ++item) ids.emplace(item.key(), item->get<std::int32_t>());
+    for (auto item = vocabulary.begin(); item != vocabulary.end(); ++item)
+        ids.emplace(item.key(), item->get<std::int32_t>());
     read_merges(model, ids, spec);
 }
 
-/// The begin and end tokens: what a TemplateProcessing puts around a single text, else special tokens with the usual names.
+/// The begin and end tokens: what a TemplateProcessing puts around a single text, else special tokens with the usual
+/// names.
 inline void read_begin_and_end(const JsonObject& file, TokenizerSpec& spec) {
     const auto id_of = [&](std::string_view content) -> std::optional<std::int32_t> {
         for (const AddedToken& token : spec.added_tokens)
@@ -276,7 +286,9 @@ inline Json pattern_to_json(const std::string& pattern, bool literal) {
     return Json::object({{literal ? "String" : "Regex", pattern}});
 }
 
-inline Json to_json(const PrependNormalizer& step) { return Json::object({{"type", "Prepend"}, {"prepend", step.prefix}}); }
+inline Json to_json(const PrependNormalizer& step) {
+    return Json::object({{"type", "Prepend"}, {"prepend", step.prefix}});
+}
 inline Json to_json(const ReplaceNormalizer& step) {
     return Json::object(
         {{"type", "Replace"}, {"pattern", pattern_to_json(step.pattern, step.literal)}, {"content", step.content}});
@@ -329,7 +341,8 @@ inline Json model_to_json(const TokenizerSpec& spec) {
     std::unordered_map<std::int32_t, std::string> printable;
     const auto enter = [&](const std::string& token, std::int32_t id) {
         const auto entry = vocabulary.emplace(token, id);
-        require(*entry.first == id, "a tokenizer.json cannot hold both an added token and an ordinary one written '{}'", token);
+        require(*entry.first == id, "a tokenizer.json cannot hold both an added token and an ordinary one written '{}'",
+                token);
     };
     for (const VocabularyEntry& entry : spec.vocabulary)
         enter(printable[entry.id] = to_byte_alphabet(entry.bytes), entry.id);
@@ -360,7 +373,8 @@ inline std::string write_tokenizer_json(const Tokenizer& tokenizer) {
          {"added_tokens", detail::added_tokens_to_json(spec)},
          {"normalizer", detail::steps_to_json(spec.normalizer, "normalizers")},
          {"pre_tokenizer", detail::steps_to_json(spec.pre_tokenizer, "pretokenizers")},
-         {"post_processor", spec.post_processor.empty() ? Json() : detail::parse_json(spec.post_processor, "the post-processor")},
+         {"post_processor",
+          spec.post_processor.empty() ? Json() : detail::parse_json(spec.post_processor, "the post-processor")},
          {"decoder", detail::to_json(ByteLevelStep{})},
          {"model", detail::model_to_json(spec)}});
     return file.dump(1) + "\n";

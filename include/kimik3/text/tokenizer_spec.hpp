@@ -1,8 +1,8 @@
 #pragma once
-// A byte-level tokenizer as plain data: what a file says, before anything is compiled. Readers fill it, Tokenizer checks and
-// runs it, the writer writes it. The order of work on a text: added tokens that are not `normalized` are cut out; what lies
-// between them is normalised; the `normalized` ones are cut out; the rest goes through the pre-tokenizer steps in turn, and
-// every piece is merged on its own.
+// A byte-level tokenizer as plain data: what a file says, before anything is compiled. Readers fill it, Tokenizer
+// checks and runs it, the writer writes it. The order of work on a text: added tokens that are not `normalized` are cut
+// out; what lies between them is normalised; the `normalized` ones are cut out; the rest goes through the pre-tokenizer
+// steps in turn, and every piece is merged on its own.
 
 #include <optional>
 #include <variant>
@@ -17,8 +17,8 @@ struct VocabularyEntry {
     std::int32_t id = 0;
 };
 
-/// Two adjacent tokens that become the one with both their bytes. Earlier merges win; a tied one has the rank of the merge
-/// before it, and of equal ranks the leftmost pair wins.
+/// Two adjacent tokens that become the one with both their bytes. Earlier merges win; a tied one has the rank of the
+/// merge before it, and of equal ranks the leftmost pair wins.
 struct Merge {
     std::int32_t left = 0, right = 0;
     bool tied = false;

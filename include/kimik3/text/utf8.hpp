@@ -1,7 +1,7 @@
 #pragma once
-// What tokenizers need of UTF-8 (Unicode 15, section 3.9, table 3-7): where a text stops being well formed, and a filter
-// for streams. Ill-formed bytes are replaced by U+FFFD one maximal subpart at a time, as the Unicode standard (chapter 3,
-// "U+FFFD Substitution of Maximal Subparts"), WHATWG and Python do.
+// What tokenizers need of UTF-8 (Unicode 15, section 3.9, table 3-7): where a text stops being well formed, and a
+// filter for streams. Ill-formed bytes are replaced by U+FFFD one maximal subpart at a time, as the Unicode standard
+// (chapter 3, "U+FFFD Substitution of Maximal Subparts"), WHATWG and Python do.
 
 #include <cstring>
 #include <string>
@@ -92,7 +92,8 @@ private:
 
 namespace detail {
 
-/// Cuts any bytes into runs that are well-formed UTF-8, for valid(run), and runs that are not, for invalid(run), in order.
+/// Cuts any bytes into runs that are well-formed UTF-8, for valid(run), and runs that are not, for invalid(run), in
+/// order.
 template <class Valid, class Invalid>
 void for_each_utf8_run(std::string_view text, Valid&& valid, Invalid&& invalid) {
     while (!text.empty()) {
