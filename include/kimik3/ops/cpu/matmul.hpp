@@ -51,6 +51,14 @@ void local_matmul_tn(In<T> a, In<T> b, Out<T> c, Add add) {
     store_product(eigen(a).transpose(), eigen(b), c, add);
 }
 
+/// body(first, last) over ranges of rows of c, one a thread: they begin at multiples of few_rows and none is shorter, since
+/// Eigen takes another path, with sums in another order, for a single row.
+template <class Body>
+void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
+    const Index units = rows < few_rows ? ceil_div(rows, few_rows) : rows / few_rows;
+    ctx.parallel(units, 1, [&](Index first, Index last) { body(first * few_rows, last == units ? rows : last * few_rows); });
+}
+
 /// c[row, n] = a[row] . b[n] for the rows of a (fewer than few_rows) and the rows [first, last) of b.
 template <class T>
 void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
@@ -86,7 +94,7 @@ void matmul_nt(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
         ctx.parallel(b.rows, grain, [&](Index first, Index last) { detail::dot_rows<T>(a, b, c, add, first, last); });
         return;
     }
-    ctx.parallel(a.rows, detail::few_rows, [&](Index first, Index last) {
+    detail::parallel_rows(ctx, a.rows, [&](Index first, Index last) {
         detail::local_matmul_nt<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
     });
 }
@@ -95,7 +103,7 @@ template <class T>
 void matmul_nn(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     require_shape("matmul_nn: c", c, a.rows, b.cols);
     require_shape("matmul_nn: b", b, a.cols, b.cols);
-    ctx.parallel(a.rows, detail::few_rows, [&](Index first, Index last) {
+    detail::parallel_rows(ctx, a.rows, [&](Index first, Index last) {
         detail::local_matmul_nn<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
     });
 }
@@ -104,7 +112,7 @@ template <class T>
 void matmul_tn(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     require_shape("matmul_tn: c", c, a.cols, b.cols);
     require_shape("matmul_tn: b", b, a.rows, b.cols);
-    ctx.parallel(a.cols, detail::few_rows, [&](Index first, Index last) {
+    detail::parallel_rows(ctx, a.cols, [&](Index first, Index last) {
         detail::local_matmul_tn<T>(a.middle_cols(first, last - first), b, c.middle_rows(first, last - first), add);
     });
 }
