@@ -1,6 +1,7 @@
-// Attention, AttnRes and the loss at the shapes of preset small, against their floors: the larger of the time that their
-// products take at the rate of the plain matrix product (2048 x 256 x 256) and the time that their bytes take at the rate of
-// reading, both measured in this run. Counters: gflops or gbytes is what was reached a second, of_floor its share of the rate.
+// Attention, AttnRes and the loss at the shapes of preset small, against their floors: the larger of the time that
+// their products take at the rate of the plain matrix product (2048 x 256 x 256) and the time that their bytes take
+// at the rate of reading, both measured in this run. Counters: gflops or gbytes is what was reached a second,
+// of_floor its share of the rate.
 
 #include <benchmark/benchmark.h>
 
@@ -20,7 +21,8 @@ using namespace kimik3;
 
 constexpr MlaHeads heads{presets::small.mla_heads, presets::small.qk_nope_head_dim, presets::small.qk_rope_head_dim,
                          presets::small.v_head_dim};
-constexpr Index width = presets::small.hidden_size, latent = presets::small.kv_lora_rank, vocab = presets::small.vocab_size;
+constexpr Index width = presets::small.hidden_size, latent = presets::small.kv_lora_rank,
+                vocab = presets::small.vocab_size;
 
 const Context<Cpu>& context() {
     static const Context<Cpu> ctx;
@@ -80,7 +82,8 @@ void report(benchmark::State& state, double flops, double bytes) {
     using benchmark::Counter;
     const bool by_flops = flops / product_rate() > bytes / read_rate();
     const double work = by_flops ? flops / product_rate() : bytes / read_rate();
-    state.counters[by_flops ? "gflops" : "gbytes"] = Counter((by_flops ? flops : bytes) * 1e-9, Counter::kIsIterationInvariantRate);
+    state.counters[by_flops ? "gflops" : "gbytes"] =
+        Counter((by_flops ? flops : bytes) * 1e-9, Counter::kIsIterationInvariantRate);
     state.counters["of_floor"] = Counter(work, Counter::kIsIterationInvariantRate);
 }
 
@@ -94,12 +97,13 @@ void attn_res(benchmark::State& state, bool backward) {
         candidates.add(v.emplace_back(tokens, width, static_cast<std::uint64_t>(j)).view);
         gradients.add(dv.emplace_back(tokens, width).view);
     }
-    const Numbers gamma(1, width), pi(1, width, 2), h(tokens, width), p(tokens, count), r(tokens, count), dh(tokens, width),
-        dgamma(1, width), dpi(1, width);
+    const Numbers gamma(1, width), pi(1, width, 2), h(tokens, width), p(tokens, count), r(tokens, count),
+        dh(tokens, width), dgamma(1, width), dpi(1, width);
     attn_res_forward(context(), candidates, gamma.vector(), pi.vector(), 1e-5, h.view, p.view, r.view);
     for (auto _ : state) {
         if (backward)
-            attn_res_backward(context(), dh, candidates, gamma.vector(), pi.vector(), p, r, h, gradients, dgamma.vector(), dpi.vector());
+            attn_res_backward(context(), dh, candidates, gamma.vector(), pi.vector(), p, r, h, gradients,
+                              dgamma.vector(), dpi.vector());
         else attn_res_forward(context(), candidates, gamma.vector(), pi.vector(), 1e-5, h.view, p.view, r.view);
     }
     const Index rows = backward ? 3 * count + 2 : count + 1;
@@ -112,12 +116,14 @@ BENCHMARK_CAPTURE(attn_res, backward, true)->Args({512, 5})->Args({4096, 5})->Us
 void causal_attention(benchmark::State& state, bool backward) {
     const Sequences seq = Sequences::uniform(state.range(0), state.range(1));
     const Index n = seq.tokens(), h = heads.count;
-    const Numbers q(n, h * heads.key()), kv(n, h * (heads.nope + heads.value), 2), shared(n, heads.shared, 3), d_o(n, h * heads.value, 4),
-        o(n, h * heads.value), lse(n, h), dq(n, h * heads.key()), dkv(n, h * (heads.nope + heads.value)), dshared(n, heads.shared);
+    const Numbers q(n, h * heads.key()), kv(n, h * (heads.nope + heads.value), 2), shared(n, heads.shared, 3),
+        d_o(n, h * heads.value, 4), o(n, h * heads.value), lse(n, h), dq(n, h * heads.key()),
+        dkv(n, h * (heads.nope + heads.value)), dshared(n, heads.shared);
     causal_attention_forward(context(), seq, heads, q, kv, shared, o.view, lse.view);
     for (auto _ : state) {
         if (backward)
-            causal_attention_backward(context(), seq, heads, d_o, q, kv, shared, o, lse, dq.view, dkv.view, dshared.view);
+            causal_attention_backward(context(), seq, heads, d_o, q, kv, shared, o, lse, dq.view, dkv.view,
+                                      dshared.view);
         else causal_attention_forward(context(), seq, heads, q, kv, shared, o.view, lse.view);
     }
     const Index pairs = h * n * (state.range(1) + 1) / 2;
@@ -136,8 +142,10 @@ void latent_decode(benchmark::State& state) {
     const Numbers cache(count, room * (latent + heads.shared)), q_lat(count * fresh, heads.count * latent),
         q(count * fresh, heads.count * heads.key()), o(count * fresh, heads.count * latent);
     for (auto _ : state) latent_attention(context(), seq, heads, q_lat, q, cache, o.view);
-    const double pairs = static_cast<double>(count * heads.count * fresh) * (static_cast<double>(past) + static_cast<double>(fresh + 1) / 2);
-    report(state, 2.0 * pairs * static_cast<double>(2 * latent + heads.shared), 4.0 * static_cast<double>(cache.memory.size()));
+    const double pairs = static_cast<double>(count * heads.count * fresh) *
+                         (static_cast<double>(past) + static_cast<double>(fresh + 1) / 2);
+    report(state, 2.0 * pairs * static_cast<double>(2 * latent + heads.shared),
+           4.0 * static_cast<double>(cache.memory.size()));
 }
 BENCHMARK(latent_decode)->Args({1, 511, 1})->Args({1, 2047, 1})->Args({64, 2047, 1})->Args({1, 0, 512})->UseRealTime();
 

@@ -19,16 +19,19 @@ void check(const Golden& golden, double tolerance) {
     MlaTest<T> mla(presets::golden, Sequences::uniform(shape[0], shape[1]));
     fill(mla.x.span(), golden.values("mla_layer.in.x"));
     fill(mla.dy.span(), golden.values("mla_layer.probe.y"));
-    for (const ParameterInfo& entry : mla.fields.entries) fill(mla.fields.weight(entry), golden.values("mla_layer.in." + entry.name));
+    for (const ParameterInfo& entry : mla.fields.entries)
+        fill(mla.fields.weight(entry), golden.values("mla_layer.in." + entry.name));
 
     const Context<Cpu> ctx(2);
     mla.run(ctx, true);
     KIMIK3_CHECK_CLOSE(mla.y.values(), golden.values("mla_layer.out.y"), tolerance);
     KIMIK3_CHECK_CLOSE(mla.dx.values(), golden.values("mla_layer.grad.x"), tolerance);
     for (const ParameterInfo& entry : mla.fields.entries) {
-        KIMIK3_CHECK_CLOSE_NAMED(entry.name, mla.fields.gradient(entry), golden.values("mla_layer.grad." + entry.name), tolerance);
+        KIMIK3_CHECK_CLOSE_NAMED(entry.name, mla.fields.gradient(entry), golden.values("mla_layer.grad." + entry.name),
+                                 tolerance);
     }
-    KIMIK3_CHECK_CLOSE(MlaDecoder<T>(mla, shape[0], shape[1]).step(ctx, mla.seq, mla.x), golden.values("mla_layer.out.y"), tolerance);
+    KIMIK3_CHECK_CLOSE(MlaDecoder<T>(mla, shape[0], shape[1]).step(ctx, mla.seq, mla.x),
+                       golden.values("mla_layer.out.y"), tolerance);
 }
 
 }  // namespace

@@ -16,8 +16,14 @@ struct Mix {
     Matrix<T> gamma, pi, h, p, r, dh, dgamma, dpi;
 
     Mix(Index count, Index rows, Index width, std::uint64_t seed = 1)
-        : gamma(Matrix<T>::random(1, width, seed)), pi(Matrix<T>::random(1, width, seed + 1, 0.5)), h(rows, width),
-          p(rows, count), r(rows, count), dh(Matrix<T>::random(rows, width, seed + 2)), dgamma(1, width), dpi(1, width) {
+        : gamma(Matrix<T>::random(1, width, seed)),
+          pi(Matrix<T>::random(1, width, seed + 1, 0.5)),
+          h(rows, width),
+          p(rows, count),
+          r(rows, count),
+          dh(Matrix<T>::random(rows, width, seed + 2)),
+          dgamma(1, width),
+          dpi(1, width) {
         for (Index j = 0; j < count; ++j) {
             v.push_back(Matrix<T>::random(rows, width, seed + 10 + static_cast<std::uint64_t>(j), 1.0, width + j));
             dv.emplace_back(rows, width);
@@ -38,7 +44,8 @@ struct Mix {
     void backward(const Context<Cpu>& ctx) {
         Candidates<T> gradients;
         for (Matrix<T>& m : dv) gradients.add(m.view());
-        attn_res_backward(ctx, dh, candidates(), gamma.vector(), pi.vector(), p, r, h, gradients, dgamma.vector(), dpi.vector());
+        attn_res_backward(ctx, dh, candidates(), gamma.vector(), pi.vector(), p, r, h, gradients, dgamma.vector(),
+                          dpi.vector());
     }
     std::vector<T> results() {
         std::vector<T> all = h.values();
@@ -76,7 +83,8 @@ BOOST_AUTO_TEST_CASE(with_zero_scorer_the_mix_is_the_arithmetic_mean) {
         std::vector<double> mean(mix.h.span().size());
         for (Matrix<float>& m : mix.v) {
             const std::vector<float> values = m.values();
-            for (std::size_t e = 0; e < mean.size(); ++e) mean[e] += static_cast<double>(values[e]) / static_cast<double>(count);
+            for (std::size_t e = 0; e < mean.size(); ++e)
+                mean[e] += static_cast<double>(values[e]) / static_cast<double>(count);
         }
         KIMIK3_CHECK_CLOSE(mix.h.values(), mean, 1e-6);
     }

@@ -17,17 +17,25 @@ struct Attention {
     Matrix<T> q, kv, latent, d_o, o, lse, dq, dkv, dlatent;
 
     Attention(Sequences sequences, MlaHeads sizes, Index slack = 0, std::uint64_t seed = 1)
-        : seq(std::move(sequences)), heads(sizes),
+        : seq(std::move(sequences)),
+          heads(sizes),
           q(Matrix<T>::random(seq.tokens() + slack, heads.count * heads.key(), seed)),
           kv(Matrix<T>::random(q.rows(), heads.count * (heads.nope + heads.value), seed + 1)),
           latent(Matrix<T>::random(q.rows(), heads.shared + 3, seed + 2)),
-          d_o(Matrix<T>::random(q.rows(), heads.count * heads.value, seed + 3)), o(q.rows(), d_o.cols()),
-          lse(q.rows(), heads.count), dq(q.rows(), q.cols()), dkv(q.rows(), kv.cols()), dlatent(q.rows(), latent.cols()) {}
+          d_o(Matrix<T>::random(q.rows(), heads.count * heads.value, seed + 3)),
+          o(q.rows(), d_o.cols()),
+          lse(q.rows(), heads.count),
+          dq(q.rows(), q.cols()),
+          dkv(q.rows(), kv.cols()),
+          dlatent(q.rows(), latent.cols()) {}
 
     MatrixView<T> shared(Matrix<T>& m) { return m.view().middle_cols(3, heads.shared); }
-    void forward(const Context<Cpu>& ctx) { causal_attention_forward(ctx, seq, heads, q, kv, shared(latent), o.view(), lse.view()); }
+    void forward(const Context<Cpu>& ctx) {
+        causal_attention_forward(ctx, seq, heads, q, kv, shared(latent), o.view(), lse.view());
+    }
     void backward(const Context<Cpu>& ctx) {
-        causal_attention_backward(ctx, seq, heads, d_o, q, kv, shared(latent), o, lse, dq.view(), dkv.view(), shared(dlatent));
+        causal_attention_backward(ctx, seq, heads, d_o, q, kv, shared(latent), o, lse, dq.view(), dkv.view(),
+                                  shared(dlatent));
     }
     std::vector<T> results() {
         std::vector<T> all = o.values();
@@ -69,7 +77,8 @@ struct Attention {
     }
 };
 
-const MlaHeads sizes[] = {{1, 1, 1, 1}, {3, 3, 2, 3}, {2, 16, 8, 16}, {1, 128, 64, 128}, {2, 32, 16, 33}, {1, 5, 30, 130}};
+const MlaHeads sizes[] = {{1, 1, 1, 1},      {3, 3, 2, 3},    {2, 16, 8, 16},
+                          {1, 128, 64, 128}, {2, 32, 16, 33}, {1, 5, 30, 130}};
 
 }  // namespace
 
@@ -136,12 +145,14 @@ BOOST_AUTO_TEST_CASE(gradients_may_overwrite_what_they_belong_to) {
     apart.forward(ctx);
     apart.backward(ctx);
     inplace.forward(ctx);
-    causal_attention_backward(ctx, inplace.seq, inplace.heads, inplace.d_o, inplace.q, inplace.kv, inplace.shared(inplace.latent),
-                              inplace.o, inplace.lse, inplace.q.view(), inplace.kv.view(), inplace.shared(inplace.latent));
+    causal_attention_backward(ctx, inplace.seq, inplace.heads, inplace.d_o, inplace.q, inplace.kv,
+                              inplace.shared(inplace.latent), inplace.o, inplace.lse, inplace.q.view(),
+                              inplace.kv.view(), inplace.shared(inplace.latent));
     BOOST_TEST(same_bits(inplace.q.values(), apart.dq.values()));
     BOOST_TEST(same_bits(inplace.kv.values(), apart.dkv.values()));
-    for (Index n = 0; n < 75; ++n) BOOST_TEST(std::equal(apart.shared(apart.dlatent).row(n), apart.shared(apart.dlatent).row(n) + 3,
-                                                         inplace.shared(inplace.latent).row(n)));
+    for (Index n = 0; n < 75; ++n)
+        BOOST_TEST(std::equal(apart.shared(apart.dlatent).row(n), apart.shared(apart.dlatent).row(n) + 3,
+                              inplace.shared(inplace.latent).row(n)));
 }
 
 BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {
@@ -180,13 +191,15 @@ BOOST_AUTO_TEST_CASE(b12_sequences_do_not_reach_one_another_bit_for_bit) {
     const MlaHeads heads{2, 16, 8, 16};
     Attention<float> clean(Sequences({0, 3, 70, 90}), heads), sick(Sequences({0, 3, 70, 90}), heads);
     for (Matrix<float>* m : {&sick.q, &sick.kv, &sick.latent}) {
-        for (Index n = 3; n < 70; ++n) std::fill_n(m->view().row(n), m->cols(), std::numeric_limits<float>::quiet_NaN());
+        for (Index n = 3; n < 70; ++n)
+            std::fill_n(m->view().row(n), m->cols(), std::numeric_limits<float>::quiet_NaN());
     }
     for (Attention<float>* a : {&clean, &sick}) {
         a->forward(ctx);
         a->backward(ctx);
     }
-    for (auto member : {&Attention<float>::o, &Attention<float>::dq, &Attention<float>::dkv, &Attention<float>::dlatent}) {
+    for (auto member :
+         {&Attention<float>::o, &Attention<float>::dq, &Attention<float>::dkv, &Attention<float>::dlatent}) {
         BOOST_TEST(same_bits((clean.*member).values(0, 3), (sick.*member).values(0, 3)));
         BOOST_TEST(same_bits((clean.*member).values(70, 90), (sick.*member).values(70, 90)));
     }
@@ -196,7 +209,8 @@ BOOST_AUTO_TEST_CASE(b14_rows_after_the_last_sequence_become_zero) {
     const Context<Cpu> ctx(2);
     Attention<float> a(Sequences({0, 7, 7, 32}), {2, 5, 3, 5}, 8);
     for (Matrix<float>* m : {&a.q, &a.kv, &a.latent, &a.d_o})
-        for (Index n = 32; n < 40; ++n) std::fill_n(m->view().row(n), m->cols(), std::numeric_limits<float>::quiet_NaN());
+        for (Index n = 32; n < 40; ++n)
+            std::fill_n(m->view().row(n), m->cols(), std::numeric_limits<float>::quiet_NaN());
     a.forward(ctx);
     a.backward(ctx);
     const std::vector<float> shared_tail(a.shared(a.dlatent).row(32), a.shared(a.dlatent).row(32) + 3);

@@ -35,7 +35,8 @@ BOOST_AUTO_TEST_SUITE(cross_entropy_op)
 BOOST_AUTO_TEST_CASE(gradients_equal_differences) {
     for (Index vocab : {1, 2, 3, 16, 33, 130}) {
         auto logits = Matrix<double>::random(4, vocab, 5, 3.0);
-        const Targets targets{0, ignored_target, static_cast<std::int32_t>(vocab - 1), static_cast<std::int32_t>(vocab / 2)};
+        const Targets targets{0, ignored_target, static_cast<std::int32_t>(vocab - 1),
+                              static_cast<std::int32_t>(vocab / 2)};
         const auto expected = difference_gradient(logits.span(), [&] {
             double sum = 0;
             for (double loss : losses(logits, targets)) sum += 0.7 * loss;
@@ -61,7 +62,8 @@ BOOST_AUTO_TEST_CASE(b49_invalid_targets_are_refused_by_position_before_anything
     for (std::int32_t wrong : {-4, -1, 20, std::numeric_limits<std::int32_t>::max()}) {
         const Targets targets{0, wrong, 1};
         const auto says_so = [&](const Error& error) {
-            return error.what() == fmt::format("targets lie in [0, 20) or are -100 to be ignored, got {} at position 1", wrong);
+            return error.what() ==
+                   fmt::format("targets lie in [0, 20) or are -100 to be ignored, got {} at position 1", wrong);
         };
         BOOST_CHECK_EXCEPTION(cross_entropy(ctx, logits, targets, loss.vector()), Error, says_so);
         BOOST_CHECK_EXCEPTION(cross_entropy_backward(ctx, logits.view(), targets, 1.0, loss.vector()), Error, says_so);

@@ -45,7 +45,8 @@ BOOST_AUTO_TEST_CASE(b66_ids_outside_of_the_table_are_refused_by_id_position_and
     auto table = Matrix<float>::random(5, 3, 1);
     Matrix<float> y(3, 3);
     const Context<Cpu> ctx(2);
-    for (std::int32_t wrong : {-1, 5, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()}) {
+    for (std::int32_t wrong :
+         {-1, 5, std::numeric_limits<std::int32_t>::max(), std::numeric_limits<std::int32_t>::min()}) {
         const std::vector<std::int32_t> ids{0, 4, wrong};
         const std::string sentence = fmt::format("token ids lie in [0, 5), got {} at position 2", wrong);
         const auto says_so = [&](const Error& error) { return error.what() == sentence; };

@@ -13,9 +13,12 @@ template <class T>
 void check_case(const Golden& golden, const std::string& name, double tolerance) {
     const Index rows = golden.shape(name + ".in.prefix")[0], width = golden.shape(name + ".in.prefix")[1];
     std::vector<std::string> names;
-    while (golden.has(name + fmt::format(".in.endpoint{}", names.size()))) names.push_back(fmt::format("endpoint{}", names.size()));
+    while (golden.has(name + fmt::format(".in.endpoint{}", names.size())))
+        names.push_back(fmt::format("endpoint{}", names.size()));
     names.push_back("prefix");
-    const auto read = [&](const std::string& tensor, Index r) { return Matrix<T>::of(r, width, golden.values(name + tensor)); };
+    const auto read = [&](const std::string& tensor, Index r) {
+        return Matrix<T>::of(r, width, golden.values(name + tensor));
+    };
 
     std::vector<Matrix<T>> v, dv;
     for (const std::string& candidate : names) {
@@ -33,7 +36,8 @@ void check_case(const Golden& golden, const std::string& name, double tolerance)
 
     const Context<Cpu> ctx(2);
     attn_res_forward(ctx, candidates, gamma.vector(), pi.vector(), 1e-5, h.view(), p.view(), r.view());
-    attn_res_backward(ctx, dh, candidates, gamma.vector(), pi.vector(), p, r, h, dcandidates, dgamma.vector(), dpi.vector());
+    attn_res_backward(ctx, dh, candidates, gamma.vector(), pi.vector(), p, r, h, dcandidates, dgamma.vector(),
+                      dpi.vector());
     KIMIK3_CHECK_CLOSE_NAMED(name, h.values(), golden.values(name + ".out.h"), tolerance);
     KIMIK3_CHECK_CLOSE_NAMED(name, dgamma.values(), golden.values(name + ".grad.norm"), tolerance);
     KIMIK3_CHECK_CLOSE_NAMED(name, dpi.values(), golden.values(name + ".grad.proj"), tolerance);

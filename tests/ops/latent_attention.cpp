@@ -32,7 +32,8 @@ struct Latent {
             const T* row = cache.view().row(slot) + j * (latent + heads.shared);
             double score = 0;
             for (Index k = 0; k < latent; ++k) score += static_cast<double>(q_lat[k]) * static_cast<double>(row[k]);
-            for (Index k = 0; k < heads.shared; ++k) score += static_cast<double>(q_shared[k]) * static_cast<double>(row[latent + k]);
+            for (Index k = 0; k < heads.shared; ++k)
+                score += static_cast<double>(q_shared[k]) * static_cast<double>(row[latent + k]);
             const double weight = std::exp(score * heads.scale());
             total += weight;
             for (Index k = 0; k < latent; ++k) sum[to_size(k)] += weight * static_cast<double>(row[k]);
@@ -45,8 +46,9 @@ struct Latent {
         for (Index s = 0; s < seq.count(); ++s)
             for (Index n = seq.begin(s); n < seq.end(s); ++n)
                 for (Index h = 0; h < heads.count; ++h) {
-                    const auto row = expected(seq.slot(s), seq.past(s) + n - seq.begin(s) + 1, q_lat.view().row(n) + h * latent,
-                                              q.view().row(n) + h * heads.key() + heads.nope);
+                    const auto row =
+                        expected(seq.slot(s), seq.past(s) + n - seq.begin(s) + 1, q_lat.view().row(n) + h * latent,
+                                 q.view().row(n) + h * heads.key() + heads.nope);
                     all.insert(all.end(), row.begin(), row.end());
                 }
         return all;
@@ -59,13 +61,18 @@ BOOST_AUTO_TEST_SUITE(latent_attention_op)
 
 BOOST_AUTO_TEST_CASE(outputs_equal_the_formula_for_any_lengths_and_head_sizes) {
     const Sequences seq({0, 1, 1, 6, 200, 201}, {4, 0, 2, 1, 3}, {700, 3, 0, 130, 0});
-    for (const auto& [heads, c] : {std::pair{MlaHeads{1, 1, 1, 1}, Index{1}}, {{3, 5, 3, 3}, 7}, {{4, 32, 16, 32}, 64}, {{5, 8, 64, 8}, 33},
+    for (const auto& [heads, c] : {std::pair{MlaHeads{1, 1, 1, 1}, Index{1}},
+                                   {{3, 5, 3, 3}, 7},
+                                   {{4, 32, 16, 32}, 64},
+                                   {{5, 8, 64, 8}, 33},
                                    {{96, 3, 2, 3}, 4}}) {
         Latent<double> exact(heads, c, 5, 701);
-        auto q_lat = Matrix<double>::random(201, heads.count * c, 2, 0.3), q = Matrix<double>::random(201, heads.count * heads.key(), 3);
+        auto q_lat = Matrix<double>::random(201, heads.count * c, 2, 0.3),
+             q = Matrix<double>::random(201, heads.count * heads.key(), 3);
         KIMIK3_CHECK_CLOSE(exact.attend(seq, q_lat, q), exact.expected(seq, q_lat, q), 1e-12);
         Latent<float> single(heads, c, 5, 701);
-        auto q_lat1 = Matrix<float>::random(201, heads.count * c, 2, 0.3), q1 = Matrix<float>::random(201, heads.count * heads.key(), 3);
+        auto q_lat1 = Matrix<float>::random(201, heads.count * c, 2, 0.3),
+             q1 = Matrix<float>::random(201, heads.count * heads.key(), 3);
         KIMIK3_CHECK_CLOSE(single.attend(seq, q_lat1, q1), single.expected(seq, q_lat1, q1), 1e-5);
     }
 }
@@ -120,7 +127,8 @@ BOOST_AUTO_TEST_CASE(new_rows_are_appended_where_their_sequence_stands) {
 
 BOOST_AUTO_TEST_CASE(b66_no_row_is_written_or_read_past_the_end_of_the_cache) {
     Latent<float> a({1, 2, 1, 2}, 2, 2, 16);
-    auto latent = Matrix<float>::random(17, 2, 1), shared = Matrix<float>::random(17, 1, 2), q = Matrix<float>::random(17, 3, 3);
+    auto latent = Matrix<float>::random(17, 2, 1), shared = Matrix<float>::random(17, 1, 2),
+         q = Matrix<float>::random(17, 3, 3);
     Matrix<float> o(17, 2);
     const Context<Cpu> ctx(1);
     const auto refused = [&](Sequences seq, const std::string& sentence) {
@@ -129,7 +137,8 @@ BOOST_AUTO_TEST_CASE(b66_no_row_is_written_or_read_past_the_end_of_the_cache) {
         BOOST_CHECK_EXCEPTION(latent_attention(ctx, seq, a.heads, latent, q, a.cache, o.view()), Error, says_so);
     };
     refused(Sequences({0, 17}), "a sequence holds at most 16 tokens, sequence 0 has 0 and asks for 17 more");
-    refused(Sequences({0, 1, 2}, {}, {15, 16}), "a sequence holds at most 16 tokens, sequence 1 has 16 and asks for 1 more");
+    refused(Sequences({0, 1, 2}, {}, {15, 16}),
+            "a sequence holds at most 16 tokens, sequence 1 has 16 and asks for 1 more");
     refused(Sequences({0, 1}, {}, {-1}), "a sequence holds at most 16 tokens, sequence 0 has -1 and asks for 1 more");
     refused(Sequences({0, 1}, {2}), "slots lie in [0, 2), sequence 0 asks for 2");
     refused(Sequences({0, 1}, {-1}), "slots lie in [0, 2), sequence 0 asks for -1");

@@ -13,7 +13,8 @@ BOOST_AUTO_TEST_SUITE(sigmoid_gate)
 BOOST_AUTO_TEST_CASE(outputs_equal_the_formula_and_gradients_equal_differences) {
     for (Index width : {1, 3, 8, 33}) {
         const Context<Cpu> ctx(2);
-        auto o = Matrix<double>::random(3, width, 1), logits = Matrix<double>::random(3, width, 2, 3.0), dy = Matrix<double>::random(3, width, 3);
+        auto o = Matrix<double>::random(3, width, 1), logits = Matrix<double>::random(3, width, 2, 3.0),
+             dy = Matrix<double>::random(3, width, 3);
         Matrix<double> y(3, width), d_o(3, width), dlogits(3, width);
         const auto loss = [&] {
             sigmoid_gate_forward(ctx, o, logits, y.view());
@@ -31,7 +32,8 @@ BOOST_AUTO_TEST_CASE(outputs_equal_the_formula_and_gradients_equal_differences) 
 
 BOOST_AUTO_TEST_CASE(outputs_may_overwrite_inputs) {
     const Context<Cpu> ctx(2);
-    auto o = Matrix<float>::random(20, 35, 1), logits = Matrix<float>::random(20, 35, 2), dy = Matrix<float>::random(20, 35, 3), o2 = o;
+    auto o = Matrix<float>::random(20, 35, 1), logits = Matrix<float>::random(20, 35, 2),
+         dy = Matrix<float>::random(20, 35, 3), o2 = o;
     Matrix<float> y(20, 35), d_o(20, 35), dlogits(20, 35);
     sigmoid_gate_forward(ctx, o, logits, y.view());
     sigmoid_gate_backward(ctx, dy, o, logits, d_o.view(), dlogits.view());

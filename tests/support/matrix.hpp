@@ -19,7 +19,10 @@ class Matrix {
 public:
     /// NaN everywhere. stride: elements from row to row, cols unless given; the gaps are guarded too.
     Matrix(Index rows, Index cols, Index stride = 0)
-        : rows_(rows), cols_(cols), stride_(stride == 0 ? cols : stride), memory_(to_size(rows * stride_ + 2 * margin), guard) {
+        : rows_(rows),
+          cols_(cols),
+          stride_(stride == 0 ? cols : stride),
+          memory_(to_size(rows * stride_ + 2 * margin), guard) {
         fill(std::numeric_limits<T>::quiet_NaN());
     }
     Matrix(const Matrix&) = default;

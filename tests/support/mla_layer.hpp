@@ -13,7 +13,8 @@
 namespace kimik3::test {
 
 /// The sizes that the layer reads.
-inline ModelConfig mla_config(Index width, Index q_rank, Index kv_rank, Index heads, Index nope, Index shared, Index value) {
+inline ModelConfig mla_config(Index width, Index q_rank, Index kv_rank, Index heads, Index nope, Index shared,
+                              Index value) {
     ModelConfig c;
     c.hidden_size = static_cast<int>(width);
     c.q_lora_rank = static_cast<int>(q_rank), c.kv_lora_rank = static_cast<int>(kv_rank);
@@ -32,8 +33,13 @@ struct MlaTest {
     Matrix<T> x, dy, y, dx;
 
     MlaTest(const ModelConfig& c, Sequences sequences, std::uint64_t seed = 1)
-        : config(c), fields(c, seed), seq(std::move(sequences)), x(Matrix<T>::random(seq.tokens(), c.hidden_size, seed + 1)),
-          dy(Matrix<T>::random(seq.tokens(), c.hidden_size, seed + 2)), y(seq.tokens(), c.hidden_size), dx(seq.tokens(), c.hidden_size) {}
+        : config(c),
+          fields(c, seed),
+          seq(std::move(sequences)),
+          x(Matrix<T>::random(seq.tokens(), c.hidden_size, seed + 1)),
+          dy(Matrix<T>::random(seq.tokens(), c.hidden_size, seed + 2)),
+          y(seq.tokens(), c.hidden_size),
+          dx(seq.tokens(), c.hidden_size) {}
 
     /// Memory that a bind function lays out, NaN to begin with.
     template <class Bind>
@@ -54,7 +60,8 @@ struct MlaTest {
     /// Outputs and all gradients, one after another.
     std::vector<T> results() {
         std::vector<T> all = y.values();
-        for (const std::vector<T>& more : {dx.values(), fields.gradients}) all.insert(all.end(), more.begin(), more.end());
+        for (const std::vector<T>& more : {dx.values(), fields.gradients})
+            all.insert(all.end(), more.begin(), more.end());
         return all;
     }
 };
@@ -69,12 +76,14 @@ struct MlaDecoder {
     typename Layer::State state;
 
     MlaDecoder(MlaTest<T>& of, Index slots, Index max_len) : layer(of) {
-        state = MlaTest<T>::bound(memory, [&](Arena& arena) { return Layer::bind_state(arena, layer.config, slots, max_len); });
+        state = MlaTest<T>::bound(memory,
+                                  [&](Arena& arena) { return Layer::bind_state(arena, layer.config, slots, max_len); });
     }
     /// Takes in the rows of x, as many as seq says.
     std::vector<T> step(const Context<Cpu>& ctx, const Sequences& seq, MatrixView<const T> x) {
         std::vector<T> scratch;
-        auto saved = MlaTest<T>::bound(scratch, [&](Arena& arena) { return Layer::bind_saved(arena, layer.config, seq); });
+        auto saved =
+            MlaTest<T>::bound(scratch, [&](Arena& arena) { return Layer::bind_saved(arena, layer.config, seq); });
         Matrix<T> y(seq.tokens(), layer.config.hidden_size);
         Layer::forward(ctx, layer.config, layer.fields.params, seq, x, y, saved, &state);
         return y.values();

@@ -1,9 +1,10 @@
 #pragma once
 // Gated Multi-head Latent Attention without positions (spec 3), x and y [N, M], H heads:
 //   q = W_qb norm(W_qa x), a head [q_nope (n) | q_shared (r)];  [latent (c) | k_shared (r)] = W_kva x
-//   kv = W_kvb norm(latent), a head [k_nope (n) | v];  o = causal attention;  y = W_o (o sigmoid(W_g x)), the gate optional
-// Decoding keeps the normed latent and the raw shared key of every token and never expands them: the rows W_UK [n, c] and
-// W_UV [v, c] of a head in W_kvb are applied to the query and to the sum of latents instead (spec 3.4).
+//   kv = W_kvb norm(latent), a head [k_nope (n) | v]
+//   o = causal attention;  y = W_o (o sigmoid(W_g x)), the gate being optional
+// Decoding keeps the normed latent and the raw shared key of every token and never expands them: the rows W_UK [n, c]
+// and W_UV [v, c] of a head in W_kvb are applied to the query and to the sum of latents instead (spec 3.4).
 
 #include "kimik3/config/model_config.hpp"
 #include "kimik3/layers/linear.hpp"
@@ -39,13 +40,15 @@ struct MlaLayer {
             const FieldRule whole{.muon_blocks = {0}}, norm{.init = Init::ones, .decay = false};
             visit("q_a_proj.weight", q_a_proj, q_rank, width, whole);
             visit("q_a_layernorm.weight", q_a_layernorm, q_rank, norm);
-            visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank, FieldRule{.muon_blocks = {heads.key()}});
+            visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank,
+                  FieldRule{.muon_blocks = {heads.key()}});
             visit("kv_a_proj_with_mqa.weight", kv_a_proj_with_mqa, kv_rank + heads.shared, width, whole);
             visit("kv_a_layernorm.weight", kv_a_layernorm, kv_rank, norm);
             visit("kv_b_proj.weight", kv_b_proj, heads.count * (heads.nope + heads.value), kv_rank,
                   FieldRule{.muon_blocks = {heads.nope, heads.value}});
             if (c.mla_output_gate)
-                visit("g_proj.weight", g_proj, heads.count * heads.value, width, FieldRule{.muon_blocks = {heads.value}});
+                visit("g_proj.weight", g_proj, heads.count * heads.value, width,
+                      FieldRule{.muon_blocks = {heads.value}});
             visit("o_proj.weight", o_proj, width, heads.count * heads.value, whole);
         }
     };
@@ -76,7 +79,8 @@ struct MlaLayer {
         s.q_low = arena.matrix<T>(tokens, c.q_lora_rank), s.q_normed = arena.matrix<T>(tokens, c.q_lora_rank);
         s.q_r = arena.vector<A>(tokens), s.kv_r = arena.vector<A>(tokens);
         s.q = arena.matrix<T>(tokens, heads.count * heads.key());
-        s.kv_low = arena.matrix<T>(tokens, c.kv_lora_rank + heads.shared), s.latent = arena.matrix<T>(tokens, c.kv_lora_rank);
+        s.kv_low = arena.matrix<T>(tokens, c.kv_lora_rank + heads.shared);
+        s.latent = arena.matrix<T>(tokens, c.kv_lora_rank);
         s.o = arena.matrix<T>(tokens, values);
         s.lse = arena.matrix<A>(tokens, heads.count);
 
@@ -130,8 +134,9 @@ struct MlaLayer {
     }
 
     /// dx is overwritten; s is used up.
-    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences& seq,
-                         MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+    static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
+                         const Sequences& seq, MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx,
+                         Saved& s) {
         matmul_tn(ctx, dy, c.mla_output_gate ? s.gated : s.o, g.o_proj, Add::yes);
         matmul_nn(ctx, dy, p.o_proj, s.gated, Add::no);
         if (c.mla_output_gate) sigmoid_gate_backward(ctx, s.gated, s.o, s.gate, s.gated, s.gate);
@@ -151,14 +156,16 @@ struct MlaLayer {
     }
 
 private:
-    static MlaHeads heads_of(const ModelConfig& c) { return {c.mla_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim}; }
+    static MlaHeads heads_of(const ModelConfig& c) {
+        return {c.mla_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim};
+    }
     static MatrixView<T> latent_of(const ModelConfig& c, Saved& s) { return s.kv_low.middle_cols(0, c.kv_lora_rank); }
     static MatrixView<T> shared_of(const ModelConfig& c, Saved& s) {
         return s.kv_low.middle_cols(c.kv_lora_rank, c.qk_rope_head_dim);
     }
 
-    static void attend_absorbed(const Context<Backend>& ctx, const MlaHeads& heads, const Params& p, const Sequences& seq,
-                                Saved& s, State& state) {
+    static void attend_absorbed(const Context<Backend>& ctx, const MlaHeads& heads, const Params& p,
+                                const Sequences& seq, Saved& s, State& state) {
         const Index rows = heads.nope + heads.value, latent = s.latent.cols;
         for (Index h = 0; h < heads.count; ++h) {
             matmul_nn(ctx, s.q.middle_cols(h * heads.key(), heads.nope), p.kv_b_proj.middle_rows(h * rows, heads.nope),
@@ -166,7 +173,8 @@ private:
         }
         latent_attention(ctx, seq, heads, s.q_lat, s.q, state.cache, s.o_lat);
         for (Index h = 0; h < heads.count; ++h) {
-            matmul_nt(ctx, s.o_lat.middle_cols(h * latent, latent), p.kv_b_proj.middle_rows(h * rows + heads.nope, heads.value),
+            matmul_nt(ctx, s.o_lat.middle_cols(h * latent, latent),
+                      p.kv_b_proj.middle_rows(h * rows + heads.nope, heads.value),
                       s.o.middle_cols(h * heads.value, heads.value), Add::no);
         }
     }

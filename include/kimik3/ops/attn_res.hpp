@@ -1,6 +1,6 @@
 #pragma once
-// Attention Residuals (spec 4.1): every token mixes candidates v_0 ... v_{J-1} [N, D], the stored endpoints and last the
-// prefix, by a softmax over RMS-normed scores, w = gamma pi:
+// Attention Residuals (spec 4.1): every token mixes candidates v_0 ... v_{J-1} [N, D], the stored endpoints and last
+// the prefix, by a softmax over RMS-normed scores, w = gamma pi:
 //   r_j = 1/sqrt(mean(v_j^2) + eps),  s_j = r_j (v_j . w),  p = softmax(s),  h = sum_j p_j v_j
 //   attn_res_forward (ctx, candidates, gamma [D], pi [D], eps, h [N, D], p [N, J], r [N, J])   h may be a candidate
 //   attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi)
@@ -32,8 +32,9 @@ struct Candidates {
 
 template <class Backend>
 void attn_res_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>,
-                  "kimik3: attn_res_forward(ctx, candidates, gamma, pi, eps, h, p, r) has no overload for these arguments");
+    static_assert(
+        missing_overload<Backend>,
+        "kimik3: attn_res_forward(ctx, candidates, gamma, pi, eps, h, p, r) has no overload for these arguments");
 }
 template <class Backend>
 void attn_res_backward(const Context<Backend>&, ...) {

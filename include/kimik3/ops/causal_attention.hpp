@@ -5,9 +5,9 @@
 //   causal_attention_forward (ctx, seq, heads, q [N, H(n+r)], kv [N, H(n+v)], k_shared [N, r], o [N, H v], lse [N, H])
 //   causal_attention_backward(ctx, seq, heads, do, q, kv, k_shared, o, lse, dq, dkv, dk_shared)
 //     P = exp(S - lse), D_i = do_i . o_i:  dv_j = sum_i P_ij do_i,  dS = scale P (do v^T - D),  dq = dS k,  dk = dS^T q
-// A head of kv is [k_nope | v]. Gradients are overwritten and may be what they are gradients of (dq q, dkv kv, dk_shared
-// k_shared); rows past the last sequence become zero. Tiles with a running maximum, so no T x T buffer. The bits of a token
-// do not depend on later tokens, not even on a NaN there.
+// A head of kv is [k_nope | v]. Gradients are overwritten and may be what they are gradients of (dq q, dkv kv,
+// dk_shared k_shared); rows past the last sequence become zero. Tiles with a running maximum, so no T x T buffer. The
+// bits of a token do not depend on later tokens, not even on a NaN there.
 
 #include <cmath>
 
@@ -29,13 +29,15 @@ struct MlaHeads {
 template <class Backend>
 void causal_attention_forward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
-                  "kimik3: causal_attention_forward(ctx, seq, heads, q, kv, k_shared, o, lse) has no overload for these arguments");
+                  "kimik3: causal_attention_forward(ctx, seq, heads, q, kv, k_shared, o, lse) has no overload for "
+                  "these arguments");
 }
 template <class Backend>
 void causal_attention_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>,
-                  "kimik3: causal_attention_backward(ctx, seq, heads, do, q, kv, k_shared, o, lse, dq, dkv, dk_shared) has no "
-                  "overload for these arguments");
+    static_assert(
+        missing_overload<Backend>,
+        "kimik3: causal_attention_backward(ctx, seq, heads, do, q, kv, k_shared, o, lse, dq, dkv, dk_shared) has no "
+        "overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -22,7 +22,8 @@ inline Index check_targets(std::span<const std::int32_t> targets, Index vocab) {
     for (std::size_t n = 0; n < targets.size(); ++n) {
         const bool ignored = targets[n] == ignored_target;
         require(ignored || (targets[n] >= 0 && targets[n] < vocab),
-                "targets lie in [0, {}) or are {} to be ignored, got {} at position {}", vocab, ignored_target, targets[n], n);
+                "targets lie in [0, {}) or are {} to be ignored, got {} at position {}", vocab, ignored_target,
+                targets[n], n);
         counted += ignored ? 0 : 1;
     }
     return counted;
@@ -30,12 +31,14 @@ inline Index check_targets(std::span<const std::int32_t> targets, Index vocab) {
 
 template <class Backend>
 void cross_entropy(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: cross_entropy(ctx, logits, targets, loss) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: cross_entropy(ctx, logits, targets, loss) has no overload for these arguments");
 }
 template <class Backend>
 void cross_entropy_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>,
-                  "kimik3: cross_entropy_backward(ctx, logits, targets, scale, loss) has no overload for these arguments");
+    static_assert(
+        missing_overload<Backend>,
+        "kimik3: cross_entropy_backward(ctx, logits, targets, scale, loss) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -20,11 +20,13 @@ inline void check_ids(std::span<const std::int32_t> ids, Index vocab) {
 
 template <class Backend>
 void embedding_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: embedding_forward(ctx, ids, table, y) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: embedding_forward(ctx, ids, table, y) has no overload for these arguments");
 }
 template <class Backend>
 void embedding_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: embedding_backward(ctx, ids, dy, dtable) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: embedding_backward(ctx, ids, dy, dtable) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -12,12 +12,14 @@ namespace kimik3 {
 
 template <class Backend>
 void sigmoid_gate_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: sigmoid_gate_forward(ctx, o, logits, y) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: sigmoid_gate_forward(ctx, o, logits, y) has no overload for these arguments");
 }
 template <class Backend>
 void sigmoid_gate_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>,
-                  "kimik3: sigmoid_gate_backward(ctx, dy, o, logits, d_o, dlogits) has no overload for these arguments");
+    static_assert(
+        missing_overload<Backend>,
+        "kimik3: sigmoid_gate_backward(ctx, dy, o, logits, d_o, dlogits) has no overload for these arguments");
 }
 
 }  // namespace kimik3

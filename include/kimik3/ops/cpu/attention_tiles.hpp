@@ -1,8 +1,8 @@
 #pragma once
-// Tiles of attention on one thread: 64 keys at a time, their scores against a few rows of queries, and the sums that the
-// weights make. Products keep their sums in registers, lanes along the columns. A row of a product is one chain of
-// additions in the order of the inner index, so its bits do not depend on the rows beside it. No product touches a masked
-// element, so a NaN in a later token cannot reach an earlier one as 0 * NaN.
+// Tiles of attention on one thread: 64 keys at a time, their scores against a few rows of queries, and the sums that
+// the weights make. Products keep their sums in registers, lanes along the columns. A row of a product is one chain
+// of additions in the order of the inner index, so its bits do not depend on the rows beside it. No product touches a
+// masked element, so a NaN in a later token cannot reach an earlier one as 0 * NaN.
 
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,8 @@ inline void product_block(Index inner, Factor<T> a, const T* b, Index b_stride, 
         return moved;
     };
     static_for<rows>([&](auto i) {
-        static_for<lanes>([&](auto l) { sum[i][l] = add == Add::yes ? shifted(l).load(c + i * c_stride) : lane(T(0)); });
+        static_for<lanes>(
+            [&](auto l) { sum[i][l] = add == Add::yes ? shifted(l).load(c + i * c_stride) : lane(T(0)); });
     });
     for (Index k = 0; k < inner; ++k) {
         Lane<T> right[to_size(lanes)];
@@ -45,11 +46,13 @@ inline void product_block(Index inner, Factor<T> a, const T* b, Index b_stride, 
             static_for<lanes>([&](auto l) { sum[i][l] += left * right[l]; });
         });
     }
-    static_for<rows>([&](auto i) { static_for<lanes>([&](auto l) { shifted(l).store(c + i * c_stride, sum[i][l]); }); });
+    static_for<rows>(
+        [&](auto i) { static_for<lanes>([&](auto l) { shifted(l).store(c + i * c_stride, sum[i][l]); }); });
 }
 
 template <Index rows, class T>
-inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride, Add add) {
+inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride,
+                              Add add) {
     constexpr Index width = lane_width<T>;
     Index at = 0;
     for (; at + 4 * width <= cols; at += 4 * width)
@@ -65,8 +68,8 @@ inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, 
 
 /// c [rows, cols] (+)= a [rows, inner] b [inner, cols], for at most tile_rows rows.
 template <class T>
-inline void few_rows_product(Index rows, Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride,
-                             Add add) {
+inline void few_rows_product(Index rows, Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c,
+                             Index c_stride, Add add) {
     if (rows == tile_rows) return product_row_block<tile_rows>(inner, cols, a, b, b_stride, c, c_stride, add);
     for (Index i = 0; i < rows; ++i, a.first += a.row, c += c_stride)
         product_row_block<1>(inner, cols, a, b, b_stride, c, c_stride, add);
@@ -82,28 +85,29 @@ inline void pack_keys(const T* from, Index stride, Index keys, Index width, T fa
     }
 }
 
-/// s [rows, tile_keys] = q [rows, width] keys [width, tile_keys], where row i needs the first seen(i) scores; up to whole
-/// lanes more are computed. seen never falls from row to row.
+/// s [rows, tile_keys] = q [rows, width] keys [width, tile_keys], where row i needs the first seen(i) scores; up to
+/// whole lanes more are computed. seen never falls from row to row.
 template <class T, class Seen>
 inline void score_tile(Index rows, Index width, Factor<T> q, const T* keys, T* s, Seen&& seen) {
     for (Index i = 0; i < rows; i += tile_rows) {
         const Index group = (std::min)(tile_rows, rows - i), cols = round_up(seen(i + group - 1), lane_width<T>);
-        few_rows_product(group, width, cols, Factor<T>{q.first + i * q.row, q.row, q.col}, keys, tile_keys, s + i * tile_keys,
-                         tile_keys, Add::no);
+        few_rows_product(group, width, cols, Factor<T>{q.first + i * q.row, q.row, q.col}, keys, tile_keys,
+                         s + i * tile_keys, tile_keys, Add::no);
     }
 }
 
 /// o [rows, cols] += p [rows, seen keys] v [keys, cols].
 template <class T, class Seen>
-inline void add_weighted_rows(Index rows, Index cols, const T* p, const T* v, Index v_stride, T* o, Index o_stride, Seen&& seen) {
+inline void add_weighted_rows(Index rows, Index cols, const T* p, const T* v, Index v_stride, T* o, Index o_stride,
+                              Seen&& seen) {
     for (Index i = 0; i < rows; i += tile_rows) {
         const Index group = (std::min)(tile_rows, rows - i), common = seen(i);
-        few_rows_product(group, common, cols, Factor<T>{p + i * tile_keys, tile_keys, 1}, v, v_stride, o + i * o_stride, o_stride,
-                         Add::yes);
+        few_rows_product(group, common, cols, Factor<T>{p + i * tile_keys, tile_keys, 1}, v, v_stride, o + i * o_stride,
+                         o_stride, Add::yes);
         for (Index j = i; j < i + group; ++j) {
             if (seen(j) == common) continue;
-            few_rows_product(1, seen(j) - common, cols, Factor<T>{p + j * tile_keys + common, 0, 1}, v + common * v_stride,
-                             v_stride, o + j * o_stride, o_stride, Add::yes);
+            few_rows_product(1, seen(j) - common, cols, Factor<T>{p + j * tile_keys + common, 0, 1},
+                             v + common * v_stride, v_stride, o + j * o_stride, o_stride, Add::yes);
         }
     }
 }
@@ -113,7 +117,8 @@ template <class T>
 struct RunningSoftmax {
     T largest = -std::numeric_limits<T>::infinity(), total = 0;
 
-    /// Turns a row's seen > 0 scores into weights relative to the new largest one, and the row's sum o to the same footing.
+    /// Turns a row's seen > 0 scores into weights relative to the new largest one, and the row's sum o to the same
+    /// footing.
     void take(T* scores, Index seen, T* o, Index cols) {
         const Index padded = round_up(seen, lane_width<T>);
         std::fill(scores + seen, scores + padded, -std::numeric_limits<T>::infinity());

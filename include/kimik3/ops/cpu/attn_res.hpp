@@ -1,6 +1,7 @@
 #pragma once
-// AttnRes on the CPU: threads own tokens; a token's rows are read from memory once and stay in cache for the second pass.
-// The sum over tokens in backward is split into blocks of fixed size, so it does not depend on the number of threads.
+// AttnRes on the CPU: threads own tokens; a token's rows are read from memory once and stay in cache for the second
+// pass. The sum over tokens in backward is split into blocks of fixed size, so it does not depend on the number of
+// threads.
 
 #include <cmath>
 #include <limits>
@@ -36,8 +37,9 @@ void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
 
 /// Backward of the tokens [first, last); dw [D] is overwritten with their share.
 template <class T>
-void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates<const T>& candidates, InVector<T> gamma,
-                             InVector<T> pi, In<T> p, In<T> r, In<T> h, const Candidates<T>& dcandidates, T* dw) {
+void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates<const T>& candidates,
+                             InVector<T> gamma, InVector<T> pi, In<T> p, In<T> r, In<T> h,
+                             const Candidates<T>& dcandidates, T* dw) {
     const Index width = dh.cols, count = candidates.count;
     for_lanes<T>(width, [&](auto at) { at.store(dw, lane(T(0))); });
     for (Index n = first; n < last; ++n) {
@@ -66,8 +68,9 @@ void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates
 }  // namespace detail
 
 template <class T>
-void attn_res_forward(const Context<Cpu>& ctx, const std::type_identity_t<Candidates<const T>>& candidates, InVector<T> gamma,
-                      InVector<T> pi, double eps, Out<T> h, Out<accumulator_t<T>> p, Out<accumulator_t<T>> r) {
+void attn_res_forward(const Context<Cpu>& ctx, const std::type_identity_t<Candidates<const T>>& candidates,
+                      InVector<T> gamma, InVector<T> pi, double eps, Out<T> h, Out<accumulator_t<T>> p,
+                      Out<accumulator_t<T>> r) {
     using detail::Lane;
     const Index width = h.cols, count = candidates.count;
     detail::check_candidates(candidates, h.rows, width);
@@ -105,7 +108,8 @@ void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identi
     const Index rows = dh.rows, width = dh.cols, count = candidates.count, blocks = ceil_div(rows, block);
     detail::check_candidates(candidates, rows, width);
     detail::check_candidates(dcandidates, rows, width);
-    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count, dcandidates.count);
+    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
+            dcandidates.count);
     require_shape("attn_res: h", h, rows, width);
     require_shape("attn_res: p", p, rows, count);
     require_shape("attn_res: r", r, rows, count);
@@ -116,8 +120,8 @@ void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identi
     const MatrixView<T> dw(ctx.workspace<T>(0, blocks * width), blocks, width);
     ctx.parallel(blocks, 1, [&](Index first, Index last) {
         for (Index b = first; b < last; ++b) {
-            detail::local_attn_res_backward<T>(b * block, (std::min)(rows, (b + 1) * block), dh, candidates, gamma, pi, p, r, h,
-                                               dcandidates, dw.row(b));
+            detail::local_attn_res_backward<T>(b * block, (std::min)(rows, (b + 1) * block), dh, candidates, gamma, pi,
+                                               p, r, h, dcandidates, dw.row(b));
         }
     });
     detail::for_lanes<T>(width, [&](auto at) {

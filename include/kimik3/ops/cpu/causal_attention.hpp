@@ -1,7 +1,8 @@
 #pragma once
-// Causal attention on the CPU: a task is one head of one sequence. It walks over tiles of keys, and for each over the tiles
-// of queries that see it, so that a tile of keys is transposed once; sums grow in the outputs. Only the gradient of the
-// shared key slice crosses heads: heads leave their shares side by side, and these are added in the order of the heads.
+// Causal attention on the CPU: a task is one head of one sequence. It walks over tiles of keys, and for each over the
+// tiles of queries that see it, so that a tile of keys is transposed once; sums grow in the outputs. Only the
+// gradient of the shared key slice crosses heads: heads leave their shares side by side, and these are added in the
+// order of the heads.
 
 #include "kimik3/backend/cpu.hpp"
 #include "kimik3/ops/causal_attention.hpp"
@@ -26,7 +27,8 @@ void for_head_tiles(Index tokens, Begin&& begin, Body&& body, End&& end) {
     for (Index j = 0; j < tokens; j += tile_keys) {
         const Index keys = (std::min)(tile_keys, tokens - j);
         begin(j, keys);
-        for (Index i = j; i < tokens; i += tile_queries) body(HeadTile{j, keys, i, (std::min)(tile_queries, tokens - i)});
+        for (Index i = j; i < tokens; i += tile_queries)
+            body(HeadTile{j, keys, i, (std::min)(tile_queries, tokens - i)});
         end(j, keys);
     }
 }
@@ -45,15 +47,19 @@ struct HeadViews {
     /// to [n + r, tile_keys] = scale [k | k_shared]^T of the tile.
     void pack_scaled_keys(Index first, Index keys, double scale, T* to) const {
         pack_keys(k.row(first), k.stride, keys, k.cols, static_cast<T>(scale), to);
-        pack_keys(k_shared.row(first), k_shared.stride, keys, k_shared.cols, static_cast<T>(scale), to + k.cols * tile_keys);
+        pack_keys(k_shared.row(first), k_shared.stride, keys, k_shared.cols, static_cast<T>(scale),
+                  to + k.cols * tile_keys);
     }
 };
 
-inline Index forward_scratch(const MlaHeads& heads, Index longest) { return tile_keys * (heads.key() + tile_queries) + 2 * longest; }
+inline Index forward_scratch(const MlaHeads& heads, Index longest) {
+    return tile_keys * (heads.key() + tile_queries) + 2 * longest;
+}
 
 /// o [tokens, v], lse [tokens, 1].
 template <class T>
-void local_attention_forward(const MlaHeads& heads, const HeadViews<T>& in, MatrixView<T> o, MatrixView<T> lse, T* scratch) {
+void local_attention_forward(const MlaHeads& heads, const HeadViews<T>& in, MatrixView<T> o, MatrixView<T> lse,
+                             T* scratch) {
     T *packed = scratch, *s = packed + heads.key() * tile_keys;
     auto* softmax = reinterpret_cast<RunningSoftmax<T>*>(s + tile_queries * tile_keys);
     for (Index i = 0; i < o.rows; ++i) {
@@ -66,8 +72,10 @@ void local_attention_forward(const MlaHeads& heads, const HeadViews<T>& in, Matr
             const auto seen = [&](Index i) { return tile.seen(i); };
             const Index first = tile.first_query;
             score_tile(tile.queries, heads.key(), Factor<T>{in.q.row(first), in.q.stride, 1}, packed, s, seen);
-            for (Index i = 0; i < tile.queries; ++i) softmax[first + i].take(s + i * tile_keys, seen(i), o.row(first + i), o.cols);
-            add_weighted_rows(tile.queries, o.cols, s, in.v.row(tile.first_key), in.v.stride, o.row(first), o.stride, seen);
+            for (Index i = 0; i < tile.queries; ++i)
+                softmax[first + i].take(s + i * tile_keys, seen(i), o.row(first + i), o.cols);
+            add_weighted_rows(tile.queries, o.cols, s, in.v.row(tile.first_key), in.v.stride, o.row(first), o.stride,
+                              seen);
         },
         [](Index, Index) {});
     for (Index i = 0; i < o.rows; ++i) {
@@ -99,7 +107,8 @@ struct BackwardScratch {
 template <class T>
 void add_seen_columns(const HeadTile& tile, const T* w, MatrixView<const T> b, T* c, Index c_stride) {
     for (Index j = 0; j < tile.keys; j += tile_rows) {
-        const Index group = (std::min)(tile_rows, tile.keys - j), skip = (std::max)(Index{0}, tile.first_key + j - tile.first_query);
+        const Index group = (std::min)(tile_rows, tile.keys - j),
+                    skip = (std::max)(Index{0}, tile.first_key + j - tile.first_query);
         if (skip >= tile.queries) break;
         few_rows_product(group, tile.queries - skip, b.cols, Factor<T>{w + j + skip * tile_keys, 1, tile_keys},
                          b.row(tile.first_query + skip), b.stride, c + j * c_stride, c_stride, Add::yes);
@@ -121,9 +130,9 @@ void weights_and_slopes(Index seen, T lse, T delta, T scale, T* p, T* ds) {
 
 /// dq [tokens, n + r], dk [tokens, n], dv [tokens, v] and this head's share of dk_shared [tokens, r].
 template <class T>
-void local_attention_backward(const MlaHeads& heads, const HeadViews<T>& in, MatrixView<const T> d_o, MatrixView<const T> o,
-                              MatrixView<const T> lse, MatrixView<T> dq, MatrixView<T> dk, MatrixView<T> dv,
-                              MatrixView<T> dk_shared, BackwardScratch<T> at) {
+void local_attention_backward(const MlaHeads& heads, const HeadViews<T>& in, MatrixView<const T> d_o,
+                              MatrixView<const T> o, MatrixView<const T> lse, MatrixView<T> dq, MatrixView<T> dk,
+                              MatrixView<T> dv, MatrixView<T> dk_shared, BackwardScratch<T> at) {
     const Index width = heads.key(), tokens = o.rows;
     for (Index i = 0; i < tokens; ++i) {
         at.delta[i] = dot(d_o.row(i), o.row(i), o.cols);
@@ -165,7 +174,8 @@ void local_attention_backward(const MlaHeads& heads, const HeadViews<T>& in, Mat
 }
 
 template <class T>
-void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o, In<T> lse) {
+void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
+                     In<T> lse) {
     require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
     require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
     require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
@@ -189,7 +199,8 @@ void causal_attention_forward(const Context<Cpu>& ctx, const Sequences& seq, con
         const Index s = task / heads.count, h = task % heads.count, first = seq.begin(s), tokens = seq.length(s);
         if (tokens == 0) return;
         const detail::HeadViews<T> in(heads, first, tokens, h, q, kv, k_shared);
-        detail::local_attention_forward<T>(heads, in, o.middle_rows(first, tokens).middle_cols(h * heads.value, heads.value),
+        detail::local_attention_forward<T>(heads, in,
+                                           o.middle_rows(first, tokens).middle_cols(h * heads.value, heads.value),
                                            lse.middle_rows(first, tokens).middle_cols(h, 1),
                                            ctx.workspace<T>(thread, detail::forward_scratch(heads, seq.longest())));
     });
@@ -198,8 +209,9 @@ void causal_attention_forward(const Context<Cpu>& ctx, const Sequences& seq, con
 }
 
 template <class T>
-void causal_attention_backward(const Context<Cpu>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o, In<T> q, In<T> kv,
-                               In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq, Out<T> dkv, Out<T> dk_shared) {
+void causal_attention_backward(const Context<Cpu>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o, In<T> q,
+                               In<T> kv, In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq, Out<T> dkv,
+                               Out<T> dk_shared) {
     using detail::Lane;
     detail::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     detail::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
@@ -209,13 +221,16 @@ void causal_attention_backward(const Context<Cpu>& ctx, const Sequences& seq, co
     T* scratch = shares + heads.count * shared;
     ctx.parallel_tasks(seq.count() * heads.count, [&](Index task, int thread) {
         const Index s = task / heads.count, h = task % heads.count, first = seq.begin(s), tokens = seq.length(s);
-        const auto columns = [&](auto m, Index begin, Index count) { return m.middle_rows(first, tokens).middle_cols(begin, count); };
+        const auto columns = [&](auto m, Index begin, Index count) {
+            return m.middle_rows(first, tokens).middle_cols(begin, count);
+        };
         const Index v = heads.value, kv_begin = h * (heads.nope + v);
         const MatrixView<T> share(shares + h * shared, rows, heads.shared);
         detail::local_attention_backward<T>(
-            heads, detail::HeadViews<T>(heads, first, tokens, h, q, kv, k_shared), columns(d_o, h * v, v), columns(o, h * v, v),
-            columns(lse, h, 1), columns(dq, h * heads.key(), heads.key()), columns(dkv, kv_begin, heads.nope),
-            columns(dkv, kv_begin + heads.nope, v), share.middle_rows(first, tokens),
+            heads, detail::HeadViews<T>(heads, first, tokens, h, q, kv, k_shared), columns(d_o, h * v, v),
+            columns(o, h * v, v), columns(lse, h, 1), columns(dq, h * heads.key(), heads.key()),
+            columns(dkv, kv_begin, heads.nope), columns(dkv, kv_begin + heads.nope, v),
+            share.middle_rows(first, tokens),
             detail::BackwardScratch<T>(heads, seq.longest(), scratch + thread * private_size));
     });
     ctx.parallel(rows, 64, [&](Index first, Index last) {

@@ -23,8 +23,8 @@ inline T largest(const T* x, Index count) {
 
 template <class T>
 void check_cross_entropy(In<T> logits, std::span<const std::int32_t> targets, InVector<T> loss) {
-    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}", logits.rows,
-            targets.size());
+    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}",
+            logits.rows, targets.size());
     require_size("cross_entropy: loss", loss, logits.rows);
     check_targets(targets, logits.cols);
 }

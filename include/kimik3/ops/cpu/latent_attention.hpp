@@ -1,7 +1,7 @@
 #pragma once
-// Latent attention on the CPU. A task is a few new tokens of one sequence, all heads together, since these read the same
-// cache rows. Where the new tokens are too few to keep the threads busy, the keys are split at fixed places as well, and
-// the parts are put together in order; so decoding reads the cache once, on all threads.
+// Latent attention on the CPU. A task is a few new tokens of one sequence, all heads together, since these read the
+// same cache rows. Where the new tokens are too few to keep the threads busy, the keys are split at fixed places as
+// well, and the parts are put together in order; so decoding reads the cache once, on all threads.
 
 #include "kimik3/backend/cpu.hpp"
 #include "kimik3/ops/cpu/attention_tiles.hpp"
@@ -45,7 +45,8 @@ struct LatentTask {
             const Index size = (std::min)(tile_keys, last_key - tile);
             const auto seen_here = [&](Index row) { return seen(row, tile); };
             if (count < few_rows) {
-                dot_rows<T>({queries, count, width}, keys.middle_rows(tile, size), {s, count, size, tile_keys}, Add::no, 0, size);
+                dot_rows<T>({queries, count, width}, keys.middle_rows(tile, size), {s, count, size, tile_keys}, Add::no,
+                            0, size);
             } else {
                 pack_keys(keys.row(tile), keys.stride, size, width, T(1), packed);
                 score_tile(count, width, Factor<T>{queries, width, 1}, packed, s, seen_here);
@@ -88,17 +89,22 @@ struct LatentShares {
     Index tasks() const { return first_task[seq.count()]; }
     Index width() const { return latent + heads.shared; }
     Index share_size() const { return round_up(most_rows * (latent + 2), lane_width<T>); }
-    Index scratch_size() const { return round_up(most_rows * (width() + tile_keys) + tile_keys * width(), lane_width<T>); }
+    Index scratch_size() const {
+        return round_up(most_rows * (width() + tile_keys) + tile_keys * width(), lane_width<T>);
+    }
     Index sequence_of(Index task) const {
         return std::upper_bound(first_task, first_task + seq.count() + 1, task) - first_task - 1;
     }
     T* o(Index task) const { return shares + task * share_size(); }
-    RunningSoftmax<T>* softmax(Index task) const { return reinterpret_cast<RunningSoftmax<T>*>(o(task) + most_rows * latent); }
+    RunningSoftmax<T>* softmax(Index task) const {
+        return reinterpret_cast<RunningSoftmax<T>*>(o(task) + most_rows * latent);
+    }
 
     LatentTask<T> describe(Index task, In<T> cache) const {
         const Index s = sequence_of(task), local = task - first_task[s];
         const LatentCut c = cut(s);
-        const Index token = local / c.parts * c.block_tokens, tokens = (std::min)(c.block_tokens, seq.length(s) - token);
+        const Index token = local / c.parts * c.block_tokens,
+                    tokens = (std::min)(c.block_tokens, seq.length(s) - token);
         const Index position = seq.past(s) + token, end = position + tokens, part = local % c.parts;
         return {{cache.row(seq.slot(s)), cache.cols / width(), width()}, heads.count, latent, tokens, position,
                 part * LatentCut::part_keys, c.parts == 1 ? end : (std::min)(end, (part + 1) * LatentCut::part_keys),
@@ -139,7 +145,8 @@ void join_parts(const LatentShares<T>& shares, Index task, Index parts, Index ro
 template <class T>
 void latent_append(const Context<Cpu>& ctx, const Sequences& seq, In<T> latent, In<T> shared, Out<T> cache) {
     const Index width = latent.cols + shared.cols;
-    require(seq.tokens() <= latent.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), latent.rows);
+    require(seq.tokens() <= latent.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(),
+            latent.rows);
     require_shape("latent_append: shared", shared, latent.rows, shared.cols);
     check_room(seq, cache.rows, cache.cols / width);
     ctx.parallel(seq.count(), 1, [&](Index first, Index last) {
@@ -152,11 +159,12 @@ void latent_append(const Context<Cpu>& ctx, const Sequences& seq, In<T> latent, 
 }
 
 template <class T>
-void latent_attention(const Context<Cpu>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q_lat, In<T> q, In<T> cache,
-                      Out<T> o_lat) {
+void latent_attention(const Context<Cpu>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q_lat, In<T> q,
+                      In<T> cache, Out<T> o_lat) {
     using namespace detail;
     const Index latent = o_lat.cols / heads.count;
-    require(seq.tokens() <= o_lat.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o_lat.rows);
+    require(seq.tokens() <= o_lat.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(),
+            o_lat.rows);
     require_shape("latent_attention: q_lat", q_lat, o_lat.rows, heads.count * latent);
     require_shape("latent_attention: q", q, o_lat.rows, heads.count * heads.key());
     check_room(seq, cache.rows, cache.cols / (latent + heads.shared));
@@ -166,7 +174,8 @@ void latent_attention(const Context<Cpu>& ctx, const Sequences& seq, const MlaHe
         const Index first = work.first_row, rows = work.rows();
         T* queries = shares.scratch + thread * shares.scratch_size();
         T *s = queries + rows * shares.width(), *packed = s + rows * tile_keys, *o = shares.o(task);
-        pack_latent_queries<T>(heads, latent, q_lat.middle_rows(first, work.tokens), q.middle_rows(first, work.tokens), queries);
+        pack_latent_queries<T>(heads, latent, q_lat.middle_rows(first, work.tokens), q.middle_rows(first, work.tokens),
+                               queries);
         std::fill_n(o, rows * latent, T(0));
         std::fill_n(shares.softmax(task), rows, RunningSoftmax<T>{});
         work.run(queries, o, shares.softmax(task), s, packed);
@@ -175,7 +184,8 @@ void latent_attention(const Context<Cpu>& ctx, const Sequences& seq, const MlaHe
         const LatentTask<T> work = shares.describe(task, cache);
         if (work.part != 0) return;
         for (Index row = 0; row < work.rows(); ++row)
-            join_parts(shares, task, work.parts, row, o_lat.row(work.first_row + row / heads.count) + row % heads.count * latent);
+            join_parts(shares, task, work.parts, row,
+                       o_lat.row(work.first_row + row / heads.count) + row % heads.count * latent);
     });
     for (Index n = seq.tokens(); n < o_lat.rows; ++n) std::fill_n(o_lat.row(n), o_lat.cols, T(0));
 }

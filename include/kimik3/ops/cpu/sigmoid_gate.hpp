@@ -25,7 +25,8 @@ void sigmoid_gate_forward(const Context<Cpu>& ctx, In<T> o, In<T> logits, Out<T>
 template <class T>
 void sigmoid_gate_backward(const Context<Cpu>& ctx, In<T> dy, In<T> o, In<T> logits, Out<T> d_o, Out<T> dlogits) {
     using detail::Lane;
-    for (const In<T>& m : {dy, o, logits, In<T>(dlogits)}) require_shape("sigmoid_gate: an argument", m, d_o.rows, d_o.cols);
+    for (const In<T>& m : {dy, o, logits, In<T>(dlogits)})
+        require_shape("sigmoid_gate: an argument", m, d_o.rows, d_o.cols);
     ctx.parallel(d_o.rows, 8, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
             detail::for_lanes<T>(d_o.cols, [&](auto at) {
