@@ -1,6 +1,6 @@
 #pragma once
-// What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is one file of presets/,
-// so that presets compile side by side and a change of a command line compiles none of them.
+// What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is a file of
+// its own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
 
 #include <filesystem>
 #include <optional>
@@ -43,19 +43,27 @@ struct ModelPrograms {
     static void generate(const GenerateArguments& arguments);
 };
 
-extern template struct ModelPrograms<presets::golden>;
-extern template struct ModelPrograms<presets::tiny>;
-extern template struct ModelPrograms<presets::small>;
-extern template struct ModelPrograms<presets::k3_300m>;
+#define KIMIK3_PROGRAM_PRESET(name) extern template struct ModelPrograms<presets::name>;
+#include "program_presets.inc"
+#undef KIMIK3_PROGRAM_PRESET
+
+/// The names of the presets that these programs hold.
+inline std::string program_presets() {
+    std::string names;
+#define KIMIK3_PROGRAM_PRESET(name) names += names.empty() ? #name : ", " #name;
+#include "program_presets.inc"
+#undef KIMIK3_PROGRAM_PRESET
+    return names;
+}
 
 /// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error.
 template <class Body>
 auto with_preset(const ModelConfig& config, Body&& body) {
-    if (config == presets::golden) return body(ModelPrograms<presets::golden>{});
-    if (config == presets::tiny) return body(ModelPrograms<presets::tiny>{});
-    if (config == presets::small) return body(ModelPrograms<presets::small>{});
-    if (config == presets::k3_300m) return body(ModelPrograms<presets::k3_300m>{});
-    fail("this program holds the presets golden, tiny, small and k3_300m; the model of the checkpoint is none of them");
+#define KIMIK3_PROGRAM_PRESET(name) \
+    if (config == presets::name) return body(ModelPrograms<presets::name>{});
+#include "program_presets.inc"
+#undef KIMIK3_PROGRAM_PRESET
+    fail("these programs hold the presets {}; the model is none of them (KIMIK3_PROGRAM_PRESETS of CMake names them)", program_presets());
 }
 
 }  // namespace kimik3

@@ -9,7 +9,7 @@
 namespace {
 
 void describe(CLI::App& app, kimik3::TrainArguments& a) {
-    app.add_option("--preset", a.preset, "Model: golden, tiny (2M parameters), small (12M) or k3_300m (294M)")->capture_default_str();
+    app.add_option("--preset", a.preset, "Model: " + kimik3::program_presets())->capture_default_str();
     app.add_option("--data", a.data, "Folder with train_*.bin, val_*.bin and tokenizer.json, as kimik3-prepare writes it")->required();
     app.add_option("--out", a.out, "Folder of the run: checkpoints step-*, best, metrics.csv")->required();
     app.add_flag("--resume", a.resume, "Go on from the newest checkpoint in --out, bit for bit");
