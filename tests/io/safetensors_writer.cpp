@@ -1,6 +1,5 @@
 #include <boost/test/unit_test.hpp>
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,31 +10,12 @@
 #include "io/files.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
+#include "support/file_size_limit.hpp"
 
 using namespace kimik3;
 using namespace kimik3::test;
 
 namespace {
-
-/// While it lives no file of this process grows beyond the limit: writing further fails with EFBIG.
-class FileSizeLimit {
-public:
-    explicit FileSizeLimit(std::size_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-        ::getrlimit(RLIMIT_FSIZE, &before_);
-        const rlimit limit{bytes, before_.rlim_max};
-        BOOST_REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    }
-    FileSizeLimit(const FileSizeLimit&) = delete;
-    FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-    ~FileSizeLimit() {
-        ::setrlimit(RLIMIT_FSIZE, &before_);
-        std::signal(SIGXFSZ, handler_);
-    }
-
-private:
-    void (*handler_)(int);
-    rlimit before_{};
-};
 
 /// A checkpoint of several tensors with every element equal to value.
 struct Checkpoint {

@@ -13,8 +13,10 @@ class AtomicFolder {
 public:
     explicit AtomicFolder(std::filesystem::path target) : target_(std::move(target)) {
         if (!target_.has_filename()) target_ = target_.parent_path();  // "runs/x/" is runs/x
-        require(!std::filesystem::exists(target_) || std::filesystem::is_directory(target_), "{}: only a folder is replaced by a folder",
-                target_.string());
+        std::error_code unknown;
+        const std::filesystem::file_status status = std::filesystem::status(target_, unknown);
+        require(!std::filesystem::exists(status) || std::filesystem::is_directory(status),
+                "{}: only a folder is replaced by a folder", target_.string());
         for (int attempt = 0;; ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             if (::mkdir(temporary_.c_str(), 0777) == 0) return;
@@ -32,12 +34,15 @@ public:
     const std::filesystem::path& path() const { return temporary_; }
 
     void commit() {
+        require(!committed_, "{}: a folder is committed once", target_.string());
         flush(temporary_);
-        if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
-            check(errno == ENOENT, "replace");
-            check(::rename(temporary_.c_str(), target_.c_str()) == 0, "rename");
+        if (::rename(temporary_.c_str(), target_.c_str()) == 0) {  // nothing stood there, or an empty folder
             temporary_.clear();
+        } else {
+            check(errno == ENOTEMPTY || errno == EEXIST, "rename");
+            check(::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0, "replace");
         }
+        committed_ = true;
         flush(target_.has_parent_path() ? target_.parent_path() : ".");
     }
 
@@ -51,6 +56,7 @@ private:
     }
 
     std::filesystem::path target_, temporary_;
+    bool committed_ = false;
 };
 
 }  // namespace kimik3

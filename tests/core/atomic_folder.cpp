@@ -1,0 +1,123 @@
+#include "kimik3/core/atomic_folder.hpp"
+
+#include <sys/wait.h>
+
+#include <boost/test/unit_test.hpp>
+#include <csignal>
+
+#include "io/files.hpp"
+
+namespace fs = std::filesystem;
+using namespace kimik3;
+using namespace kimik3::test;
+
+namespace {
+
+/// Writes a folder of one file "f".
+void save(const fs::path& target, std::string_view content) {
+    AtomicFolder folder(target);
+    put((folder.path() / "f").string(), content);
+    folder.commit();
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(atomic_folder)
+
+BOOST_AUTO_TEST_CASE(the_old_folder_stays_until_commit_and_the_new_one_is_whole) {
+    const TemporaryFolder around;
+    const fs::path target = around / "run";
+    save(target, "old");
+    put((target / "of the old one").string(), "");
+    {
+        AtomicFolder folder(target);
+        put((folder.path() / "f").string(), "new");
+        BOOST_TEST(get((target / "f").string()) == "old");
+        folder.commit();
+        BOOST_TEST(get((target / "f").string()) == "new");
+    }
+    BOOST_TEST(get((target / "f").string()) == "new");
+    BOOST_TEST(!fs::exists(target / "of the old one"));
+    BOOST_TEST(around.size() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(without_commit_nothing_changes_and_nothing_is_left) {
+    const TemporaryFolder around;
+    const fs::path target = around / "run";
+    { const AtomicFolder folder(target); }
+    BOOST_TEST(around.size() == 0);
+    save(target, "old");
+    {
+        const AtomicFolder folder(target);
+        put((folder.path() / "f").string(), "half");
+    }
+    BOOST_TEST(get((target / "f").string()) == "old");
+    BOOST_TEST(around.size() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(b55_a_killed_save_leaves_the_old_folder_or_the_new_one) {
+    const TemporaryFolder around;
+    const fs::path target = around / "run";
+    for (bool committed : {false, true}) {
+        save(target, "old");
+        const pid_t child = ::fork();
+        if (child == 0) {
+            AtomicFolder folder(target);
+            put((folder.path() / "f").string(), "new");
+            if (committed) folder.commit();
+            ::kill(::getpid(), SIGKILL);
+        }
+        BOOST_REQUIRE(child > 0);
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        BOOST_TEST(WIFSIGNALED(status));
+        BOOST_TEST(get((target / "f").string()) == (committed ? "new" : "old"));
+        save(target, "after");  // what the killed one left is in nobody's way
+        BOOST_TEST(get((target / "f").string()) == "after");
+    }
+}
+
+BOOST_AUTO_TEST_CASE(a_slash_at_the_end_is_the_same_folder) {
+    const TemporaryFolder around;
+    save(around / "run/", "one");
+    save(around / "run", "two");
+    BOOST_TEST(get(around / "run/f") == "two");
+    BOOST_TEST(around.size() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(two_writers_of_one_folder_do_not_mix) {
+    const TemporaryFolder around;
+    AtomicFolder first(around / "run"), second(around / "run");
+    put((first.path() / "a").string(), "first");
+    put((second.path() / "b").string(), "second");
+    second.commit();
+    BOOST_TEST(get(around / "run/b") == "second");
+    first.commit();
+    BOOST_TEST(get(around / "run/a") == "first");
+    BOOST_TEST(!fs::exists(around / "run/b"));
+}
+
+BOOST_AUTO_TEST_CASE(only_a_folder_in_a_writable_folder_is_replaced) {
+    const TemporaryFolder around;
+    put(around / "file", "kept");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / "file"), "only a folder is replaced by a folder");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / "absent/run"), "No such file or directory");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / "file/run"), "Not a directory");
+    KIMIK3_CHECK_REFUSED(AtomicFolder("/proc/run"), "/proc/run");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / std::string(300, 'x')), "File name too long");
+    BOOST_TEST(get(around / "file") == "kept");
+    BOOST_TEST(around.size() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_folder_is_committed_once) {
+    const TemporaryFolder around;
+    for (std::string_view content : {"new", "in place of an old one"}) {
+        AtomicFolder folder(around / "run");
+        put((folder.path() / "f").string(), content);
+        folder.commit();
+        KIMIK3_CHECK_REFUSED(folder.commit(), "a folder is committed once");
+        BOOST_TEST(get(around / "run/f") == content);
+    }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
