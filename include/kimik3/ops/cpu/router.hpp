@@ -65,8 +65,7 @@ void router_forward(const Context<Cpu>& ctx, In<T> x, In<T> w, InVector<T> bias,
             detail::for_lanes<T>(scores.cols, [&](auto at) { at.store(score, sigmoid(at.load(score))); });
             std::int32_t* chosen = experts.row(n);
             cutoff[n] = detail::choose_experts<T>(score, bias, chosen, count);
-            require(cutoff[n] == cutoff[n], "router scores are numbers, token {} has a NaN", n);
-            const T factor = static_cast<T>(rule.factor);
+            const T factor = cutoff[n] == cutoff[n] ? static_cast<T>(rule.factor) : cutoff[n];
             const T scale = rule.renormalize ? factor / detail::sum_of_chosen(score, chosen, count) : factor;
             for (Index j = 0; j < count; ++j) weights(n, j) = score[chosen[j]] * scale;
         }
