@@ -14,27 +14,36 @@
 namespace {
 
 void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_file) {
-    app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")->required();
-    app.add_option("--tokenizer", a.tokenizer, "tokenizer.json or another tokenizer file, or bytes [tokenizer.json of the checkpoint]");
+    app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")
+        ->required();
+    app.add_option("--tokenizer", a.tokenizer,
+                   "tokenizer.json or another tokenizer file, or bytes [tokenizer.json of the checkpoint]");
     app.add_option("--prompt", a.prompts, "Text to go on from; several prompts are generated side by side");
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");
-    app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->capture_default_str();
-    app.add_option("--context", a.context, "Tokens kept of a sequence at most; 0: all that the model allows")->capture_default_str();
+    app.option_defaults()->always_capture_default();
+    app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->check(CLI::NonNegativeNumber);
+    app.add_option("--context", a.context, "Tokens kept of a sequence at most; 0: all that the model allows")
+        ->check(CLI::NonNegativeNumber);
     app.add_option("--stop", a.stop, "End before this text; may be given several times");
     app.add_flag("--ignore-end", a.ignore_end, "Go on after the tokenizer's end token");
     app.add_flag("--specials", a.specials, "Special tokens written out in the prompt are those tokens, not text");
 
-    auto* draw = app.add_option_group("Drawing a token, in this order");
-    draw->add_option("--repetition-penalty", a.repetition_penalty, "Above 1: tokens seen before are less likely")->capture_default_str();
-    draw->add_option("--temperature", a.temperature, "0: always the most likely token")->capture_default_str();
-    draw->add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->capture_default_str();
-    draw->add_option("--top-p", a.top_p, "Only the most likely tokens that together have this probability")->capture_default_str();
-    draw->add_option("--min-p", a.min_p, "Only tokens of at least this part of the highest probability")->capture_default_str();
-    draw->add_option("--seed", a.seed, "Of the draws")->capture_default_str();
+    app.option_defaults()->group("Drawing a token, in this order");
+    app.add_option("--repetition-penalty", a.repetition_penalty, "Above 1: tokens seen before are less likely")
+        ->check(CLI::PositiveNumber);
+    app.add_option("--temperature", a.temperature, "0: always the most likely token")->check(CLI::NonNegativeNumber);
+    app.add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->check(CLI::NonNegativeNumber);
+    app.add_option("--top-p", a.top_p, "Only the most likely tokens that together have this probability")
+        ->check(CLI::Range(0.0, 1.0));
+    app.add_option("--min-p", a.min_p, "Only tokens of at least this part of the highest probability")
+        ->check(CLI::Range(0.0, 1.0));
+    app.add_option("--seed", a.seed, "Of the draws");
 
+    app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");
     app.add_flag("--quiet", a.quiet, "No statistics on standard error");
-    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->capture_default_str();
+    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+    app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }
 
 std::string read_all(const std::string& path) {
@@ -49,7 +58,7 @@ std::string read_all(const std::string& path) {
 int main(int argc, char** argv) {
     kimik3::GenerateArguments arguments;
     std::string prompt_file;
-    CLI::App app("Generates text from a checkpoint.\n\nExit code: 0 done, 1 failed, 2 wrong usage.");
+    CLI::App app("Generates text from a checkpoint.", "kimik3-generate");
     describe(app, arguments, prompt_file);
     try {
         app.parse(argc, argv);
@@ -59,10 +68,10 @@ int main(int argc, char** argv) {
     try {
         if (!prompt_file.empty()) arguments.prompts.push_back(read_all(prompt_file));
         if (arguments.prompts.empty()) arguments.prompts.emplace_back();
-        const auto folder = kimik3::find_checkpoint(arguments.checkpoint);
-        kimik3::with_preset(kimik3::read_config_json((folder / "config.json").string()),
-                            [&](auto programs) { programs.generate(arguments); });
-        return 0;
+        const std::string config = (kimik3::find_checkpoint(arguments.checkpoint) / "config.json").string();
+        const bool whole = kimik3::with_preset(kimik3::read_config_json(config), "the model of '" + config + "'",
+                                               [&](auto programs) { return programs.generate(arguments); });
+        return whole ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "kimik3-generate: %s\n", problem.what());
         return 1;

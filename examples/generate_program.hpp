@@ -15,7 +15,8 @@ namespace kimik3 {
 /// The text of one sequence on its way out.
 class TextStream {
 public:
-    TextStream(const Tokenizer& tokenizer, const std::vector<std::string>& stops) : decoder_(tokenizer), stops_(stops) {}
+    TextStream(const Tokenizer& tokenizer, const std::vector<std::string>& stops)
+        : decoder_(tokenizer), stops_(stops) {}
 
     std::string push(std::int32_t token) { return stops_.push(decoder_.push(token)); }
     std::string finish() {
@@ -29,31 +30,42 @@ private:
     StopStrings stops_;
 };
 
+/// A prompt as output shows it: what is not UTF-8 in it is replaced.
+inline std::string shown_prompt(const std::string& prompt) {
+    Utf8Stream text;
+    const std::string whole = text.push(prompt);
+    return whole + text.flush();
+}
+
 inline Tokenizer tokenizer_of(const GenerateArguments& a, const std::filesystem::path& checkpoint) {
     if (!a.tokenizer.empty()) return a.tokenizer == "bytes" ? Tokenizer::bytes() : load_tokenizer(a.tokenizer.string());
     const std::filesystem::path beside = checkpoint / "tokenizer.json";
-    require(std::filesystem::exists(beside), "'{}' has no tokenizer.json: name one with --tokenizer (a file, or bytes)", checkpoint.string());
+    require(std::filesystem::exists(beside), "'{}' has no tokenizer.json: name one with --tokenizer (a file, or bytes)",
+            checkpoint.string());
     return load_tokenizer(beside.string());
 }
 
 template <ModelConfig config>
-void ModelPrograms<config>::generate(const GenerateArguments& a) {
+bool ModelPrograms<config>::generate(const GenerateArguments& a) {
     const std::filesystem::path checkpoint = find_checkpoint(a.checkpoint);
     const Tokenizer tokenizer = tokenizer_of(a, checkpoint);
-    require(tokenizer.vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, the model's vocabulary {}", tokenizer.vocab_size(),
-            config.vocab_size);
+    require(tokenizer.vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, the model's vocabulary only {}",
+            tokenizer.vocab_size(), config.vocab_size);
     KimiK3<config> model(Context<Cpu>(a.threads));
     load_model(checkpoint, model);
 
     GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,
                             .repetition_penalty = a.repetition_penalty, .seed = a.seed, .max_tokens = a.max_tokens};
     options.context = a.context;
+    options.vocabulary = tokenizer.vocab_size();
     options.begin_id = tokenizer.begin_id() ? tokenizer.begin_id() : tokenizer.end_id();
     if (!a.ignore_end && tokenizer.end_id()) options.stop_ids.push_back(*tokenizer.end_id());
     std::vector<std::vector<std::int32_t>> prompts;
     Index prompt_tokens = 0;
+    std::vector<std::string> texts;
     for (const std::string& prompt : a.prompts) {
         prompts.push_back(tokenizer.encode(prompt, a.specials ? Specials::recognised : Specials::as_text));
+        texts.push_back(a.no_echo ? "" : shown_prompt(prompt));
         prompt_tokens += static_cast<Index>(prompts.back().size());
     }
 
@@ -61,7 +73,6 @@ void ModelPrograms<config>::generate(const GenerateArguments& a) {
     Stopwatch clock;
     BatchGeneration batch(model, prompts, options);
     std::vector<TextStream> streams(prompts.size(), TextStream(tokenizer, a.stop));
-    std::vector<std::string> texts = a.no_echo ? std::vector<std::string>(prompts.size()) : a.prompts;
     const bool streaming = prompts.size() == 1;
     Index tokens = 0;
     double prefill_seconds = 0;
@@ -87,7 +98,7 @@ void ModelPrograms<config>::generate(const GenerateArguments& a) {
         if (!streaming) fmt::print("=== {} ===\n{}\n", s + 1, texts[s]);
     }
     if (streaming) fmt::print("\n");
-    std::fflush(stdout);
+    require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
     for (Index s = 0; s < batch.size(); ++s) {
         require(batch.finish(s) != Finish::failed, "sequence {}: {}", s + 1, batch.error(s));
         if (!a.quiet) fmt::print(stderr, "{}{} tokens, end: {}\n", streaming ? "" : fmt::format("{}: ", s + 1),
@@ -98,6 +109,7 @@ void ModelPrograms<config>::generate(const GenerateArguments& a) {
         fmt::print(stderr, "prompt {} tokens in {:.2f} s; {:.1f} tokens/s after it\n", prompt_tokens, prefill_seconds,
                    steps > 0 ? static_cast<double>(steps) / seconds : 0.0);
     }
+    return interrupted == 0;
 }
 
 }  // namespace kimik3

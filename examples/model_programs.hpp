@@ -1,6 +1,6 @@
 #pragma once
-// What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is a file of
-// its own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
+// What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is a file of its
+// own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
 
 #include <filesystem>
 #include <optional>
@@ -17,8 +17,7 @@ struct TrainArguments {
     Index steps = 1000, batch = 8, seq = 0, accumulation = 1;  // seq 0: 256, or the model's longest where that is less
     std::string optimizer = "muon", schedule = "cosine";
     double lr = 2e-3, min_lr_ratio = 0.1, weight_decay = 0.1, clip = 1.0, spike_factor = 0.0;
-    std::optional<Index> warmup;  // left out: 2 % of the steps
-    Index decay_steps = 0;
+    std::optional<Index> warmup, decay_steps;  // left out: 2 % of the steps, and 20 % for wsd
     std::uint64_t seed = 0;
     bool resume = false, sequential = false, recompute = false;
     Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
@@ -36,11 +35,11 @@ struct GenerateArguments {
     int threads = 0;
 };
 
-/// The programs of one preset. Both throw Error; train returns false when it was interrupted.
+/// The programs of one preset. Both throw Error, and return false when they were interrupted.
 template <ModelConfig config>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
-    static void generate(const GenerateArguments& arguments);
+    static bool generate(const GenerateArguments& arguments);
 };
 
 #define KIMIK3_PROGRAM_PRESET(name) extern template struct ModelPrograms<presets::name>;
@@ -56,14 +55,16 @@ inline std::string program_presets() {
     return names;
 }
 
-/// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error.
+/// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error, which calls
+/// it source.
 template <class Body>
-auto with_preset(const ModelConfig& config, Body&& body) {
+auto with_preset(const ModelConfig& config, const std::string& source, Body&& body) {
 #define KIMIK3_PROGRAM_PRESET(name) \
     if (config == presets::name) return body(ModelPrograms<presets::name>{});
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
-    fail("these programs hold the presets {}; the model is none of them (KIMIK3_PROGRAM_PRESETS of CMake names them)", program_presets());
+    fail("{} is none of the presets that this program was built with ({}); CMake's KIMIK3_PROGRAM_PRESETS names them",
+         source, program_presets());
 }
 
 }  // namespace kimik3

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <csignal>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -20,6 +19,7 @@
 #include "kimik3/data/shard.hpp"
 #include "kimik3/text/bpe_trainer.hpp"
 #include "kimik3/text/tokenizer_files.hpp"
+#include "terminal.hpp"
 
 namespace fs = std::filesystem;
 using kimik3::Corpus;
@@ -41,8 +41,6 @@ struct Options {
     bool no_end_token = false, overwrite = false;
 };
 
-volatile std::sig_atomic_t interrupted = 0;
-
 /// A line on a terminal that tells how far a part of the work is, and nothing anywhere else; an interruption ends the
 /// work here, so that nothing is left behind.
 class Progress {
@@ -55,7 +53,7 @@ public:
     }
 
     void show(Index done) {
-        require(interrupted == 0, "interrupted");
+        require(kimik3::interrupted == 0, "interrupted");
         const auto now = std::chrono::steady_clock::now();
         if (!shown_ || now < next_) return;
         next_ = now + std::chrono::milliseconds(200);
@@ -237,8 +235,7 @@ Tokenizer make_tokenizer(const Options& options, const Corpus& corpus, const Spl
 
 void prepare(const Options& options) {
     const Corpus corpus(options.inputs, options.corpus);
-    std::signal(SIGINT, [](int) { interrupted = 1; });
-    std::signal(SIGTERM, [](int) { interrupted = 1; });
+    kimik3::catch_interruption();
     Staging staging(options.out, options.overwrite);
     Index documents = 0, bytes = 0;
     const Index skipped = corpus.for_each_document([&](std::string_view text) {
@@ -309,7 +306,7 @@ void declare(CLI::App& app, Options& options) {
         ->check(CLI::Range(Index{1}, Index{2147483647}));
     app.add_option("--seed", options.seed, "chooses the documents for validation");
     app.add_flag("--overwrite", options.overwrite, "replace the shards and the tokenizer.json that --out has already");
-    app.footer("Exit codes: 0 done, 1 failed and nothing written, 2 wrong usage.");
+    app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; nothing is written unless it is 0.");
 }
 
 }  // namespace
@@ -327,6 +324,6 @@ int main(int argc, char** argv) {
         prepare(options);
     } catch (const std::exception& error) {
         fmt::print(stderr, "kimik3-prepare: {}\n", error.what());
-        return 1;
+        return kimik3::interrupted == 0 ? 1 : 130;
     }
 }

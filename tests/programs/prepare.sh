@@ -133,7 +133,7 @@ yes "a line without an end in sight" | head -c 30000000 >long.txt
 for _ in $(seq 100); do [ -e e3 ] && break; sleep 0.05; done
 kill -TERM $!
 wait $!
-law "an interruption is a failure" equal $? 1
+law "an interruption has its own exit code" equal $? 130
 law "nothing is left" absent e3
 
 # wrong usage: exit 2

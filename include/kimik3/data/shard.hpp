@@ -204,8 +204,8 @@ private:
 };
 
 /// The shards of one split ("train", "val") in a folder, by name: files whose name ends in .bin and has the split as a
-/// word, such as train_000000.bin or tiny_shakespeare_val.bin. At least one.
-inline std::vector<std::filesystem::path> list_shards(const std::filesystem::path& folder, std::string_view split) {
+/// word, such as train_000000.bin or tiny_shakespeare_val.bin.
+inline std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder, std::string_view split) {
     std::error_code error;
     std::vector<std::filesystem::path> found;
     std::filesystem::directory_iterator entry(folder, error);
@@ -215,8 +215,14 @@ inline std::vector<std::filesystem::path> list_shards(const std::filesystem::pat
         if (words.find(fmt::format("_{}_", split)) != std::string::npos) found.push_back(entry->path());
     }
     require(!error, "{}: cannot list the folder: {}", folder.string(), error.message());
-    require(!found.empty(), "{}: no shard {}_*.bin in the folder", folder.string(), split);
     std::sort(found.begin(), found.end());
+    return found;
+}
+
+/// The same; at least one.
+inline std::vector<std::filesystem::path> list_shards(const std::filesystem::path& folder, std::string_view split) {
+    std::vector<std::filesystem::path> found = find_shards(folder, split);
+    require(!found.empty(), "{}: no shard {}_*.bin in the folder", folder.string(), split);
     return found;
 }
 

@@ -29,6 +29,7 @@ struct GenerateOptions {
     std::optional<std::int32_t> begin_id{};   // what an empty prompt starts from
     Index context = 0;                        // tokens kept of a sequence; 0: all that the model allows
     Index prefill_chunk = 256;
+    Index vocabulary = 0;                     // only ids below this are drawn; 0: all that the model has
 
     SamplingOptions sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty, seed}; }
 };
@@ -48,6 +49,8 @@ public:
           state_(model.new_state(static_cast<Index>(prompts.size()), options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
         require(options_.max_tokens >= 0, "the number of tokens to generate is 0 or more, got {}", options_.max_tokens);
         require(options_.prefill_chunk >= 1, "a prefill chunk has at least one token, got {}", options_.prefill_chunk);
+        require(options_.vocabulary >= 0 && options_.vocabulary <= Model::config.vocab_size, "tokens are drawn from 0 (all) to {} ids, got {}",
+                Model::config.vocab_size, options_.vocabulary);
         for (std::size_t s = 0; s < prompts.size(); ++s) add(prompts[s], static_cast<Index>(s));
     }
 
@@ -140,7 +143,8 @@ private:
     void draw(Member& sequence, std::span<const T> logits) {
         std::int32_t token = 0;
         try {
-            token = sequence.sampler.sample(logits, Tokens(sequence.history));
+            token = sequence.sampler.sample(options_.vocabulary == 0 ? logits : logits.first(to_size(options_.vocabulary)),
+                                            Tokens(sequence.history));
         } catch (const Error& error) {
             sequence.finish = Finish::failed;
             sequence.error = error.what();
