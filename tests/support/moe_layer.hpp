@@ -36,7 +36,8 @@ struct MoeLayer {
 
     void forward(const Context<Cpu>& ctx, const Balance* balance = nullptr,
                  VectorView<const std::uint8_t> counted = {}) {
-        Layer::forward(ctx, config, fields.params, sequences, x, y, saved, balance, counted);
+        Layer::forward(ctx, config, fields.params, sequences, x, y, saved);
+        if (balance != nullptr) Layer::count(ctx, fields.params, saved, counted, *balance);
     }
     void backward(const Context<Cpu>& ctx) {
         Layer::backward(ctx, config, fields.params, fields.grads, sequences, x, dy, dx, saved);

@@ -166,10 +166,7 @@ struct BlockLayer {
         if (depth.opens_block) after_attention.endpoints.add(residuals.prefix);
         after_attention.prefix = sums.mid;
 
-        if constexpr (routes) {
-            balance_count(ctx, s.feed_forward.scores, s.feed_forward.cutoff, s.feed_forward.experts,
-                          p.feed_forward.e_score_correction_bias, counted, balance);
-        }
+        if constexpr (routes) FeedForward::count(ctx, p.feed_forward, s.feed_forward, counted, balance);
         FeedForward::backward(ctx, c, p.feed_forward, g.feed_forward, seq, s.ffn_read.normed, gradients.prefix, scratch.dnormed,
                               s.feed_forward);
         s.ffn_read.backward(ctx, c, p.mlp_res, g.mlp_res, p.post_attention_layernorm, g.post_attention_layernorm, after_attention,

@@ -3,9 +3,8 @@
 // F work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
 //   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x
 //   E_e(z) = w2_e SiTU(w1_e z, w3_e z)
-// The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Training counts for quantile
-// balancing: forward adds its tokens to *balance where one is given (give it once a token, not when recomputing), and
-// balance_update moves the bias of the choice once an optimizer step.
+// The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Between forward and backward, count adds
+// the routing to the statistics of quantile balancing: once a token, however often its activations are recomputed.
 
 #include "kimik3/layers/dense_ffn.hpp"
 #include "kimik3/ops/expert_products.hpp"
@@ -89,20 +88,21 @@ struct LatentMoeLayer {
         return s;
     }
 
-    /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
-                        MatrixView<const T> x, MatrixView<T> y, Saved& s, const Balance* balance = nullptr,
-                        VectorView<const std::uint8_t> counted = {}) {
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
-        if (balance != nullptr) {
-            balance_count(ctx, s.scores, s.cutoff, s.experts, p.e_score_correction_bias, counted, *balance);
-        }
         expert_dispatch(ctx, s.experts, s.dispatch);
         linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
         expert_products_forward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.weights, s.expert, s.u);
         if (c.latent_norm) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
         linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
         if (c.num_shared_experts > 0) Shared::forward(ctx, betas(c), p.shared_experts, x, y, Add::yes, s.shared);
+    }
+
+    /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
+    static void count(const Context<Backend>& ctx, const Params& p, const Saved& s, VectorView<const std::uint8_t> counted,
+                      const Balance& balance) {
+        balance_count(ctx, s.scores, s.cutoff, s.experts, p.e_score_correction_bias, counted, balance);
     }
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,

@@ -66,6 +66,11 @@ public:
         sums_ = Buffer<double>(static_cast<Index>(pieces_.size()));
     }
 
+    /// The optimizer of a model's parameters.
+    template <class Model>
+    explicit Optimizer(const Model& model, OptimizerOptions options = {})
+        : Optimizer(model.parameters(), model.weights().size, options) {}
+
     const OptimizerOptions& options() const { return options_; }
     /// One entry a parameter, in the order of the table.
     const std::vector<ParameterGroup>& groups() const { return groups_; }
@@ -95,6 +100,16 @@ public:
         const MuonRule muon{lr, options_.momentum, options_.weight_decay, scale, options_.newton_schulz_steps};
         muon_step(ctx, std::span<const MuonBlock>(muon_), muon, gradients, weights, first_.view());
         report.applied = true;
+        return report;
+    }
+
+    /// The same on a model, whose gradients are cleared for the next step; an applied step updates its balancing.
+    template <class Model>
+    StepReport step(Model& model, double lr, double norm_limit = std::numeric_limits<double>::infinity()) {
+        const StepReport report = step(model.context(), lr, model.weights(), model.gradients(), norm_limit);
+        if (report.applied) model.update_balance();
+        else model.clear_balance();
+        model.zero_gradients();
         return report;
     }
 
@@ -197,5 +212,8 @@ private:
     Buffer<double> sums_;
     Index steps_ = 0;
 };
+
+template <class Model>
+explicit Optimizer(const Model&, OptimizerOptions = {}) -> Optimizer<typename Model::BackendTag, typename Model::A>;
 
 }  // namespace kimik3

@@ -63,7 +63,7 @@ public:
 
     Trainer(Model& model, TokenLoader loader, const TrainingOptions& options)
         : model_(&model), loader_(std::move(loader)), options_(options), schedule_(options.schedule),
-          optimizer_(model.parameters(), model.weights().size, options.optimizer), guard_(options.spike_guard) {
+          optimizer_(model, options.optimizer), guard_(options.spike_guard) {
         require(options.accumulation >= 1, "a step has at least one micro-batch, not {}", options.accumulation);
     }
 
@@ -78,8 +78,10 @@ public:
     /// Goes on from a saved position; the weights and the optimizer's state are restored beside it.
     void restore(const TrainingPosition& saved) {
         require(saved.step >= 0 && saved.tokens >= 0, "a run has taken 0 steps and tokens or more, got {} and {}", saved.step, saved.tokens);
+        SpikeGuard guard = guard_;
+        guard.restore(saved.spike_guard);
         loader_.restore(saved.data);
-        guard_.restore(saved.spike_guard);
+        guard_ = guard;
         step_ = saved.step;
         tokens_ = saved.tokens;
     }
@@ -95,14 +97,11 @@ public:
             report.loss += share * loss_of_batch(share);
             report.tokens += static_cast<Index>(batch_.tokens.size());
         }
-        const double limit = guard_.norm_limit();
-        const StepReport update = optimizer_.step(model_->context(), report.lr, model_->weights(), model_->gradients(), limit);
+        const StepReport update = optimizer_.step(*model_, report.lr, guard_.norm_limit());
         report.gradient_norm = update.gradient_norm;
         report.applied = update.applied;
         if (!update.not_finite.empty()) refuse(fmt::format("the gradient of '{}' is not finite", update.not_finite));
         guard_.see(update.gradient_norm);
-        if (update.applied) model_->update_balance();
-        else model_->clear_balance();
         ++step_;
         tokens_ += report.tokens;
         return report;
