@@ -1,42 +1,16 @@
 #include <boost/test/unit_test.hpp>
 
-#include <clocale>
-#include <locale>
-
 #include "io/files.hpp"
 #include "kimik3/config/presets.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
+#include "support/german_numbers.hpp"
 
 using namespace kimik3;
 using namespace kimik3::test;
 
 namespace {
-
-struct Commas : std::numpunct<char> {
-    char do_decimal_point() const override { return ','; }
-    char do_thousands_sep() const override { return '.'; }
-    std::string do_grouping() const override { return "\3"; }
-};
-
-/// While it lives numbers are written as in German: by C's functions where that locale is installed, by C++'s always.
-class GermanNumbers {
-public:
-    GermanNumbers() : before_(std::locale::global(std::locale(std::locale::classic(), new Commas))) {
-        if (std::setlocale(LC_ALL, "de_DE.UTF-8") == nullptr)
-            BOOST_TEST_MESSAGE("the locale de_DE.UTF-8 is not installed");
-    }
-    GermanNumbers(const GermanNumbers&) = delete;
-    GermanNumbers& operator=(const GermanNumbers&) = delete;
-    ~GermanNumbers() {
-        std::setlocale(LC_ALL, "C");
-        std::locale::global(before_);
-    }
-
-private:
-    std::locale before_;
-};
 
 std::string safetensors_bytes() {
     const TemporaryFolder folder;

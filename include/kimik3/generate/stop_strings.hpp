@@ -1,6 +1,6 @@
 #pragma once
-// Ends a stream of text at the first of some strings, wherever the borders of the pieces fall: text that may be the
-// beginning of a stop string is held back until it is clear whether it is one.
+// Ends a stream of text at the first of some strings to become whole, of several at once the longest, wherever the borders
+// of the pieces fall: text that may be the beginning of a stop string is held back until it is clear whether it is one.
 
 #include <algorithm>
 #include <string>
@@ -22,12 +22,16 @@ public:
     std::string push(std::string_view piece) {
         if (stopped_) return {};
         held_ += piece;
-        std::size_t end = held_.npos;
-        for (const std::string& stop : stops_) end = (std::min)(end, held_.find(stop));
-        stopped_ = end != held_.npos;
-        if (!stopped_) end = held_.size() - longest_beginning();
-        std::string certain = held_.substr(0, end);
-        held_.erase(0, stopped_ ? held_.npos : end);
+        std::size_t begin = held_.size() - longest_beginning(), whole = held_.npos;  // whole: where the first stop is
+        for (const std::string& stop : stops_) {
+            const std::size_t found = held_.find(stop);
+            if (found == held_.npos || std::pair(found + stop.size(), found) >= std::pair(whole, begin)) continue;
+            begin = found;
+            whole = found + stop.size();
+            stopped_ = true;
+        }
+        std::string certain = held_.substr(0, begin);
+        held_.erase(0, stopped_ ? held_.npos : begin);
         return certain;
     }
 

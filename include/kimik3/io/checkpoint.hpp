@@ -37,12 +37,17 @@ inline std::string position_json(const TrainingPosition& p) {
 inline TrainingPosition parse_position(const std::string& text, const std::string& source) {
     try {
         const nlohmann::json json = nlohmann::json::parse(text), &data = json.at("data"), &guard = json.at("spike_guard");
-        const int order = data.at("order").get<int>();
-        require(order == static_cast<int>(Order::sequential) || order == static_cast<int>(Order::shuffled),
+        const auto whole = [&](const nlohmann::json& from, const char* name) -> nlohmann::json {
+            require(from.at(name).is_number_integer(), "'{}' does not hold the position of a run: {} is no whole number", source, name);
+            return from.at(name);
+        };
+        const Index order = whole(data, "order");
+        require(order == static_cast<Index>(Order::sequential) || order == static_cast<Index>(Order::shuffled),
                 "'{}' has the unknown data order {}", source, order);
-        return {json.at("step"), json.at("optimizer_steps"), json.at("tokens"),
-                {data.at("shards"), data.at("seed"), static_cast<Order>(order), data.at("seq"), data.at("epoch"), data.at("window")},
-                {guard.at("average"), guard.at("seen")}};
+        return {whole(json, "step"), whole(json, "optimizer_steps"), whole(json, "tokens"),
+                {whole(data, "shards"), whole(data, "seed"), static_cast<Order>(order), whole(data, "seq"), whole(data, "epoch"),
+                 whole(data, "window")},
+                {guard.at("average"), whole(guard, "seen")}};
     } catch (const nlohmann::json::exception& problem) {
         fail("'{}' does not hold the position of a run: {}", source, problem.what());
     }
@@ -70,24 +75,41 @@ void save_weights(const std::string& path, const Model& model) {
     write_safetensors(path, std::move(tensors), {{"format", "pt"}});
 }
 
-/// Reads every parameter of the model. The file holds each, in its shape, and nothing else; otherwise an Error names the
-/// tensor and the model stays as it was.
+namespace detail {
+
+/// Every parameter of the model as a file holds it, all checked before the first is read.
 template <class Model>
-void load_weights(const std::string& path, Model& model) {
+std::vector<typename Model::A> read_weights(const std::string& path, const Model& model) {
     const SafetensorsFile file(path);
     std::set<std::string_view> wanted;
     for (const ParameterInfo& tensor : model.parameters()) {
         wanted.insert(tensor.name);
         const std::vector<Index>& shape = file.find(tensor.name).shape;
         require(shape == tensor.shape, "tensor '{}' of '{}' must have the shape [{}], it has [{}]", tensor.name, path,
-                detail::listed(tensor.shape), detail::listed(shape));
+                listed(tensor.shape), listed(shape));
     }
     for (const auto& [name, tensor] : file.tensors())
-        require(wanted.contains(name), "'{}' has a tensor '{}' that the model has no place for", path, name);
-    using A = typename Model::A;
-    std::vector<A> values(to_size(model.weights().size));
+        require(wanted.contains(name), "'{}' has a tensor '{}' that the model has no place for", path, shown_name(name));
+    std::vector<typename Model::A> values(to_size(model.weights().size));
     for (const ParameterInfo& tensor : model.parameters()) file.read(tensor.name, values.data() + tensor.offset, tensor.count);
-    std::copy(values.begin(), values.end(), model.weights().begin());
+    return values;
+}
+
+/// The weights of a checkpoint folder whose config is the model's.
+template <class Model>
+std::vector<typename Model::A> read_model(const std::filesystem::path& folder, const Model& model) {
+    const std::string config = (folder / "config.json").string();
+    require_same_model(read_config_json(config), Model::config, config);
+    return read_weights((folder / "model.safetensors").string(), model);
+}
+
+}  // namespace detail
+
+/// Reads every parameter of the model. The file holds each, in its shape, and nothing else; otherwise an Error names the
+/// tensor and the model stays as it was.
+template <class Model>
+void load_weights(const std::string& path, Model& model) {
+    std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
 }
 
 /// Writes a checkpoint folder, in place of one that is there; with a trainer, all that its run needs to go on. extra_files are
@@ -105,7 +127,11 @@ void save_checkpoint(const std::filesystem::path& folder, const Model& model, co
         write_safetensors((whole.path() / "training.safetensors").string(), std::move(tensors),
                           {{"position", detail::position_json(trainer->position())}});
     }
-    for (const auto& file : extra_files) std::filesystem::copy_file(file, whole.path() / file.filename());
+    for (const auto& file : extra_files) {
+        std::error_code problem;
+        std::filesystem::copy_file(file, whole.path() / file.filename(), problem);
+        require(!problem, "'{}' cannot be copied into the checkpoint '{}': {}", file.string(), folder.string(), problem.message());
+    }
     whole.commit();
 }
 
@@ -115,25 +141,30 @@ void save_model(const std::filesystem::path& folder, const Model& model, const s
     save_checkpoint(folder, model, static_cast<const Trainer<Model>*>(nullptr), extra_files);
 }
 
-/// Reads the weights of a checkpoint folder whose config is the model's.
+/// Reads the weights of a checkpoint folder whose config is the model's; on an Error the model stays as it was.
 template <class Model>
 void load_model(const std::filesystem::path& folder, Model& model) {
-    const std::string config = (folder / "config.json").string();
-    detail::require_same_model(read_config_json(config), Model::config, config);
-    load_weights((folder / "model.safetensors").string(), model);
+    std::ranges::copy(detail::read_model(folder, model), model.weights().begin());
 }
 
-/// Reads a checkpoint that a run goes on from: weights, optimizer and position. On an Error the run must not go on.
+/// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is refused
+/// before anything is replaced.
 template <class Model>
 void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& trainer) {
     const std::string path = (folder / "training.safetensors").string();
     const SafetensorsFile file(path);
     const auto position = file.metadata().find("position");
     require(position != file.metadata().end(), "'{}' does not hold the position of a run", path);
-    const TrainingPosition saved = detail::parse_position(position->second, path);
-    load_model(folder, trainer.model());
-    trainer.optimizer().restore(saved.optimizer_steps, file);
+    const TrainingPosition saved = detail::parse_position(position->second, path), before = trainer.position();
+    const auto weights = detail::read_model(folder, trainer.model());
     trainer.restore(saved);
+    try {
+        trainer.optimizer().restore(saved.optimizer_steps, file);
+    } catch (...) {
+        trainer.restore(before);
+        throw;
+    }
+    std::ranges::copy(weights, trainer.model().weights().begin());
 }
 
 }  // namespace kimik3
