@@ -48,6 +48,7 @@ public:
         : model_(&model), options_(std::move(options)),
           state_(model.new_state(static_cast<Index>(prompts.size()), options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
         require(options_.max_tokens >= 0, "the number of tokens to generate is 0 or more, got {}", options_.max_tokens);
+        check_ids(options_.stop_ids, Model::config.vocab_size);
         require(options_.prefill_chunk >= 1, "a prefill chunk has at least one token, got {}", options_.prefill_chunk);
         require(options_.vocabulary >= 0 && options_.vocabulary <= Model::config.vocab_size, "tokens are drawn from 0 (all) to {} ids, got {}",
                 Model::config.vocab_size, options_.vocabulary);
@@ -70,10 +71,9 @@ public:
         return true;
     }
 
-    /// Ends a sequence from outside, where its text has met a stop string.
+    /// Ends a running sequence from outside, where its text has met a stop string.
     void stop(Index sequence) {
-        at(sequence);
-        sequences_[to_size(sequence)].finish = Finish::stopped;
+        if (finish(sequence) == Finish::running) sequences_[to_size(sequence)].finish = Finish::stopped;
     }
 
     /// The token that the last next() gave a sequence, if it gave one.
