@@ -1,0 +1,121 @@
+#!/bin/bash
+# kimik3-generate from end to end. $1: the folder of the built programs. Exit code 77: they are not there.
+set -u
+programs=$(realpath "${1:?the folder of the programs}") || exit 77
+[ -x "$programs/kimik3-generate" ] && [ -x "$programs/kimik3-train" ] || exit 77
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+failed=0
+law() { # law <sentence> <command...>: the command holds
+    local sentence=$1
+    shift
+    if ! "$@"; then
+        echo "broken: $sentence"
+        failed=1
+    fi
+}
+ends() { # ends <code> <text in stdout or stderr> <arguments...>: the program ends so
+    local code=$1 text=$2
+    shift 2
+    timeout 60 "$programs/kimik3-generate" "$@" >stdout 2>stderr </dev/null
+    local got=$?
+    [ $got = "$code" ] && grep -qF -- "$text" stdout stderr && return 0
+    echo "exit $got instead of $code, or no '$text', of: $*"
+    cat stdout stderr
+    return 1
+}
+equal() {
+    [ "$1" = "$2" ] && return 0
+    echo "'$1' is not '$2'"
+    return 1
+}
+given() { # given <arguments...>: the text that the run generates
+    timeout 60 "$programs/kimik3-generate" --checkpoint run --threads 1 --quiet "$@" </dev/null
+}
+is_utf8() { iconv -f UTF-8 -t UTF-8 "$1" >/dev/null; }
+
+for n in $(seq 1 400); do echo "Sentence $n of a book says that $((n * 7 % 13)) birds sat on a wall."; done >book.txt
+"$programs/kimik3-prepare" book.txt --out data --tokenizer train:300 >/dev/null &&
+    "$programs/kimik3-train" --data data --out run --steps 40 --batch 4 --seq 32 --lr 4e-3 --eval-every 0 >/dev/null || exit 1
+
+# what comes out
+law "a run's folder is a checkpoint" ends 0 "Sentence 1" --checkpoint run --prompt "Sentence 1" --max-tokens 8
+law "statistics are on standard error" grep -q "8 tokens, end: max tokens" stderr
+law "so is the speed" grep -qE 'prompt [0-9]+ tokens in [0-9.]+ s; [0-9.]+ tokens/s after it' stderr
+law "a checkpoint too" ends 0 "Sentence 1" --checkpoint run/step-00000040 --prompt "Sentence 1" --max-tokens 8 --quiet
+law "no statistics when quiet" test ! -s stderr
+greedy=$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20)
+law "greedy twice is the same" equal "$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20)" "$greedy"
+law "greedy knows no seed" equal "$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20 --seed 9)" "$greedy"
+law "nor threads" equal "$("$programs/kimik3-generate" --checkpoint run --threads 2 --quiet --prompt "Sentence 2 of" \
+    --temperature 0 --max-tokens 20)" "$greedy"
+law "top-k 1 is greedy" equal "$(given --prompt "Sentence 2 of" --top-k 1 --max-tokens 20)" "$greedy"
+drawn=$(given --prompt "Sentence" --temperature 1 --max-tokens 30 --seed 1)
+law "a seed repeats" equal "$(given --prompt "Sentence" --temperature 1 --max-tokens 30 --seed 1)" "$drawn"
+law "seeds differ" test "$(given --prompt "Sentence" --temperature 1 --max-tokens 30 --seed 2)" != "$drawn"
+law "a state that is continued gives the text that a longer prompt gives" equal \
+    "$(given --prompt "$(given --prompt "Sentence 2 of a" --temperature 0 --max-tokens 1)" --temperature 0 --max-tokens 4)" \
+    "$(given --prompt "Sentence 2 of a" --temperature 0 --max-tokens 5)"
+
+# where it ends
+law "no tokens" equal "$(given --prompt "Sentence" --max-tokens 0)" "Sentence"
+law "no echo" equal "$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20 --no-echo)" "${greedy#Sentence 2 of}"
+stop=${greedy: -6:2}
+rest=${greedy#Sentence 2 of}
+law "a stop string ends the text before it" equal \
+    "$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20 --stop "$stop")" "Sentence 2 of${rest%%"$stop"*}"
+law "the context ends it" ends 0 "end: context full" --checkpoint run --prompt "Sentence" --context 9 --max-tokens 50 --ignore-end
+
+# prompts
+law "several prompts are generated side by side" ends 0 "=== 2 ===" --checkpoint run --prompt "Sentence 2 of" \
+    --prompt "birds sat" --temperature 0 --max-tokens 20 --quiet
+law "each as if it were alone" equal "$(cat stdout)" "=== 1 ===
+$greedy
+=== 2 ===
+$(given --prompt "birds sat" --temperature 0 --max-tokens 20)"
+printf 'Sentence 2 of' >prompt.txt
+law "a prompt from a file" equal "$(given --prompt-file prompt.txt --temperature 0 --max-tokens 20)" "$greedy"
+law "a prompt from standard input" equal "$("$programs/kimik3-generate" --checkpoint run --quiet --prompt-file - \
+    --temperature 0 --max-tokens 20 <prompt.txt)" "$greedy"
+law "no prompt begins a document" ends 0 "tokens" --checkpoint run --max-tokens 5
+law "a prompt that is not UTF-8 is taken" ends 0 "$(printf 'a\xef\xbf\xbdb')" --checkpoint run --prompt "$(printf 'a\xffb\xe2\x82')" \
+    --max-tokens 20 --temperature 2
+law "what comes out is UTF-8" is_utf8 stdout
+law "also where tokens are drawn blindly" ends 0 "" --checkpoint run --prompt "é" --max-tokens 200 --temperature 100 --ignore-end
+law "what comes out is UTF-8" is_utf8 stdout
+law "a special token in a prompt is text" ends 0 "prompt 13 tokens" --checkpoint run --tokenizer bytes --prompt "<|endoftext|>" \
+    --max-tokens 1
+law "or the token where it is asked for" ends 0 "prompt 1 tokens" --checkpoint run --tokenizer bytes --prompt "<|endoftext|>" \
+    --specials --max-tokens 1
+
+# wrong input: exit 1 and what to do
+law "no checkpoint" ends 1 "'data' is neither a checkpoint" --checkpoint data
+law "no folder" ends 1 "'nowhere' is neither a checkpoint" --checkpoint nowhere
+cp -r run/step-00000040 bare
+rm bare/tokenizer.json
+law "no tokenizer" ends 1 "name one with --tokenizer" --checkpoint bare
+law "it is named" ends 0 "Sentence" --checkpoint bare --tokenizer data/tokenizer.json --prompt Sentence --max-tokens 1
+law "a tokenizer that is not there" ends 1 "missing.json" --checkpoint run --tokenizer missing.json
+law "a prompt too long" ends 1 "a prompt has at most 512 tokens" --checkpoint run --tokenizer bytes --prompt "$(head -c 600 book.txt)"
+law "a context too long" ends 1 "1 to 512 tokens" --checkpoint run --prompt a --context 513
+law "no prompt file" ends 1 "'missing.txt' cannot be read" --checkpoint run --prompt-file missing.txt
+cp -r run/step-00000040 other
+sed -i 's/"num_experts_per_token": 2/"num_experts_per_token": 3/' other/config.json
+law "a model that is no preset" ends 1 "is none of the presets" --checkpoint other --prompt a
+cp -r run/step-00000040 cut
+truncate -s 100000 cut/model.safetensors
+law "a checkpoint that was cut off" ends 1 "cut/model.safetensors" --checkpoint cut --prompt a
+law "an output that is full" bash -c '"$0" --checkpoint run --prompt a >/dev/full 2>stderr; [ $? = 1 ]' "$programs/kimik3-generate"
+law "is reported" grep -q "standard output cannot be written" stderr
+
+# wrong usage: exit 2
+law "help" ends 0 "--temperature" --help
+law "no arguments" ends 2 "--checkpoint is required"
+law "an unknown option" ends 2 "--nonsense" --checkpoint run --nonsense
+law "a negative temperature" ends 2 "--temperature" --checkpoint run --temperature -1
+law "a probability" ends 2 "--top-p" --checkpoint run --top-p 1.5
+
+[ $failed = 0 ] && echo "all laws hold"
+exit $failed

@@ -1,0 +1,135 @@
+#!/bin/bash
+# kimik3-train from end to end. $1: the folder of the built programs. Exit code 77: they are not there.
+set -u
+programs=$(realpath "${1:?the folder of the programs}") || exit 77
+[ -x "$programs/kimik3-train" ] && [ -x "$programs/kimik3-prepare" ] || exit 77
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+failed=0
+law() { # law <sentence> <command...>: the command holds
+    local sentence=$1
+    shift
+    if ! "$@"; then
+        echo "broken: $sentence"
+        failed=1
+    fi
+}
+ends() { # ends <code> <text in stdout or stderr> <arguments...>: the program ends so
+    local code=$1 text=$2
+    shift 2
+    timeout 60 "$programs/kimik3-train" "$@" >stdout 2>stderr </dev/null
+    local got=$?
+    [ $got = "$code" ] && grep -qF -- "$text" stdout stderr && return 0
+    echo "exit $got instead of $code, or no '$text', of: $*"
+    cat stdout stderr
+    return 1
+}
+absent() { [ ! -e "$1" ]; }
+equal() {
+    [ "$1" = "$2" ] && return 0
+    echo "'$1' is not '$2'"
+    return 1
+}
+rows() { cut -d, -f1-6 "$1/metrics.csv"; }  # all but the speed
+same_run() { # same_run <run> <run> <checkpoint>
+    equal "$(rows "$1")" "$(rows "$2")" && diff -r "$1/$3" "$2/$3" && diff -r "$1/best" "$2/best"
+}
+
+for n in $(seq 1 400); do echo "Sentence $n of a book says that $((n * 7 % 13)) birds sat on a wall."; done >book.txt
+"$programs/kimik3-prepare" book.txt --out data --tokenizer train:300 >/dev/null || exit 1
+common=(--preset tiny --data data --batch 2 --eval-windows 4)
+small=("${common[@]}" --seq 32 --threads 1)
+steps=(--steps 6 --accumulate 2 --eval-every 2)
+six=("${small[@]}" "${steps[@]}")
+
+# a run and what it leaves
+law "a run ends well" ends 0 "checkpoint whole/step-00000006" "${six[@]}" --out whole --save-every 2 --log-every 3
+law "the last line is the summary" grep -qE '^loss [0-9.]+ -> [0-9.]+, [0-9]+ tokens/s$' <(tail -n 1 stdout)
+law "a log has the first, every third and the last step" equal "$(grep -c '^step .* left' stdout)" 3
+law "no line is rewritten in a log" equal "$(tr -cd '\r\033' <stdout | wc -c)" 0
+law "standard error is quiet" test ! -s stderr
+law "the newest checkpoints and the best are kept" equal "$(cd whole && echo *)" "best metrics.csv step-00000004 step-00000006"
+law "a checkpoint is whole" equal "$(cd whole/step-00000006 && echo *)" \
+    "config.json model.safetensors tokenizer.json training.safetensors"
+law "the metrics have a row a step" equal "$(cut -d, -f1 whole/metrics.csv | xargs)" "step 0 1 2 3 4 5"
+law "validation is every second step" equal "$(awk -F, 'NR > 1 && $3 != "" { print $1 }' whole/metrics.csv | xargs)" "1 3 5"
+law "a run is not overwritten" ends 1 "already holds a run; choose another folder, or go on with --resume" "${six[@]}" --out whole
+law "a run that has ended is not resumed" ends 1 "has taken 6 steps already" "${six[@]}" --out whole --resume
+law "threads change no bit" ends 0 "" "${common[@]}" "${steps[@]}" --seq 32 --out threads --threads 2 --save-every 2
+law "equal runs" same_run whole threads step-00000006
+law "recomputing changes no bit" ends 0 "" "${six[@]}" --out recomputed --recompute
+law "equal runs" same_run whole recomputed step-00000006
+law "another seed is another run" ends 0 "" "${six[@]}" --out seed --seed 1
+law "other losses" test "$(rows seed)" != "$(rows whole)"
+
+# b53: resumed = uninterrupted
+cp -r whole part
+rm -r part/step-00000006
+law "a run is resumed" ends 0 "resuming from part/step-00000004" "${six[@]}" --out part --resume
+law "b53 resumed is uninterrupted, bit for bit" same_run whole part step-00000006
+cp -r whole other_data
+rm -r other_data/step-00000006
+law "b53 other data are refused" ends 1 "is of windows of 32 tokens, these have 16" "${common[@]}" "${steps[@]}" --seq 16 \
+    --out other_data --resume
+
+# interruption
+long=("${small[@]}" --save-every 0 --eval-every 0 --schedule constant --warmup 0)
+timeout --foreground 60 "$programs/kimik3-train" "${long[@]}" --steps 100000 --out stopped >stdout 2>stderr &
+for _ in $(seq 200); do grep -q "^2," stopped/metrics.csv 2>/dev/null && break; sleep 0.05; done
+kill -INT $!
+wait $!
+law "an interruption has its own exit code" equal $? 130
+law "it says how to go on" grep -q 'interrupted after step [0-9]*: go on with --resume' stdout
+taken=$(sed -n 's/interrupted after step \([0-9]*\):.*/\1/p' stdout)
+law "the checkpoint is of the last step" test -s "stopped/step-$(printf %08d "$taken")/training.safetensors"
+law "it goes on" ends 0 "" "${long[@]}" --steps $((taken + 2)) --out stopped --resume
+law "a run without interruption" ends 0 "" "${long[@]}" --steps $((taken + 2)) --out unstopped
+law "is the same" same_run stopped unstopped "step-$(printf %08d $((taken + 2)))"
+
+# other rules
+law "adamw and a schedule with a decay" ends 0 "adamw, lr 0.001 wsd" "${small[@]}" --steps 3 --out adamw --optimizer adamw \
+    --schedule wsd --lr 1e-3
+mkdir bare
+cp data/train_* bare
+law "without validation and tokenizer" ends 0 "0 for validation" --preset tiny --data bare --out bare_run --steps 1 --batch 1 --seq 8
+law "no best model" absent bare_run/best
+
+# wrong input: exit 1 and what to do
+law "no folder" ends 1 "kimik3-prepare makes one from text" --data nowhere --out e1
+mkdir empty
+law "no shards" ends 1 "no shard train_*.bin in the folder" --data empty --out e1
+for _ in 1 2 3; do seq 1 3000 | tr 0-9 a-j; done >words.txt
+"$programs/kimik3-prepare" words.txt --out large --tokenizer train:1100 >/dev/null
+law "a vocabulary too large" ends 1 "kimik3-prepare --tokenizer train:1024 fits" --data large --out e1
+law "a sequence too long" ends 1 "takes sequences of at most 512 tokens, got 513" --data data --out e1 --seq 513
+law "too little data" ends 1 "a batch of 999 x 32 tokens needs 999 windows" --data data --seq 32 --batch 999 --out e1
+law "nothing to resume" ends 1 "leave --resume out to begin" "${small[@]}" --out e1 --resume
+law "warm-up longer than the run" ends 1 "warm-up takes 0 to 5 steps" "${small[@]}" --steps 5 --warmup 6 --out e1
+law "nothing is left" absent e1
+law "--out is a file" ends 1 "book.txt" "${small[@]}" --out book.txt
+cp -r whole other
+sed -i 's/"num_experts_per_token": 2/"num_experts_per_token": 3/' other/step-00000006/config.json
+law "a checkpoint of another model" ends 1 "num_experts_per_token differ" "${small[@]}" --steps 9 --out other --resume
+cp -r whole cut
+truncate -s 100000 cut/step-00000006/model.safetensors
+law "a checkpoint that was cut off" ends 1 "model.safetensors" "${small[@]}" --steps 9 --out cut --resume
+limited() { ( ulimit -f 2000; trap '' XFSZ; "$programs/kimik3-train" "${small[@]}" --steps 2 --out full >/dev/null 2>stderr; [ $? = 1 ] ); }
+law "b55 a disk that is full is reported" limited
+law "with the file" grep -qE 'model.safetensors: cannot write the file: File too large' stderr
+law "b55 no half checkpoint is left" equal "$(cd full && echo *)" metrics.csv
+
+# wrong usage: exit 2
+law "help" ends 0 "--weight-decay" --help
+law "no arguments" ends 2 "--data is required"
+law "an unknown option" ends 2 "--nonsense" "${small[@]}" --out e2 --nonsense
+law "an unknown preset" ends 2 "the presets are golden, tiny, small, k3_300m" --data data --out e2 --preset huge
+law "an unknown optimizer" ends 2 "one of adamw, muon" "${small[@]}" --out e2 --optimizer sgd
+law "an unknown schedule" ends 2 "one of constant, linear, cosine, wsd" "${small[@]}" --out e2 --schedule step
+law "no steps" ends 2 "--steps" "${small[@]}" --out e2 --steps 0
+law "no number" ends 2 "--lr" "${small[@]}" --out e2 --lr fast
+law "nothing is left" absent e2
+
+[ $failed = 0 ] && echo "all laws hold"
+exit $failed
