@@ -123,10 +123,10 @@ struct RunningSoftmax {
         const Index padded = round_up(seen, lane_width<T>);
         std::fill(scores + seen, scores + padded, -std::numeric_limits<T>::infinity());
         Lane<T> top = lane(largest), sum = lane(T(0));
-        for (Index j = 0; j < padded; j += lane_width<T>) top = top.max(WholeLane{j}.load(scores));
-        const T now = top.maxCoeff(), shrink = std::exp(largest - now);
+        for (Index j = 0; j < padded; j += lane_width<T>) top = larger(top, WholeLane{j}.load(scores));
+        const T now = top.largest(), shrink = std::exp(largest - now);
         for_lanes<T>(padded, [&](auto at) {
-            const Lane<T> weight = (at.load(scores) - now).exp();
+            const Lane<T> weight = exp(at.load(scores) - now);
             at.store(scores, weight);
             sum += weight;
         });

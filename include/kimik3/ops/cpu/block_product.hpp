@@ -25,7 +25,7 @@ template <class T>
 inline void product_block(Index inner, const T* a, Index a_row, Index a_inner, const T* b, Index b_row, T* c,
                           Index c_row, Store store) {
     Lane<T> sum[product_rows];
-    for (Lane<T>& row : sum) row.setZero();
+    for (Lane<T>& row : sum) row = lane(T(0));
     for (Index k = 0; k < inner; ++k) {
         const Lane<T> from = WholeLane{k * b_row}.load(b);
         for (int i = 0; i < product_rows; ++i) sum[i] += a[i * a_row + k * a_inner] * from;

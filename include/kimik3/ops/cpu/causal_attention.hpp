@@ -115,12 +115,13 @@ void add_seen_columns(const HeadTile& tile, const T* w, MatrixView<const T> b, T
     }
 }
 
-/// p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; unseen elements up to whole lanes become zero.
+/// p = exp(s - lse) and ds = scale p (dp - delta), in place of s and dp; unseen elements up to whole lanes and whole
+/// groups of tile_rows become zero.
 template <class T>
 void weights_and_slopes(Index seen, T lse, T delta, T scale, T* p, T* ds) {
-    const Index padded = round_up(seen, lane_width<T>);
+    const Index padded = round_up(seen, (std::max)(lane_width<T>, tile_rows));
     for_lanes<T>(padded, [&](auto at) {
-        const Lane<T> weight = (at.load(p) - lse).exp();
+        const Lane<T> weight = exp(at.load(p) - lse);
         at.store(p, weight);
         at.store(ds, Lane<T>(weight * (at.load(ds) - delta) * scale));
     });

@@ -17,8 +17,8 @@ template <class T>
 inline T largest(const T* x, Index count) {
     constexpr T lowest = -std::numeric_limits<T>::infinity();
     Lane<T> top = lane(lowest);
-    for_lanes<T>(count, [&](auto at) { top = top.max(at.load(x, lowest)); });
-    return top.maxCoeff();
+    for_lanes<T>(count, [&](auto at) { top = larger(top, at.load(x, lowest)); });
+    return top.largest();
 }
 
 template <class T>
@@ -42,7 +42,7 @@ void cross_entropy(const Context<Cpu>& ctx, In<T> logits, std::span<const std::i
             if (targets[to_size(n)] == ignored_target) continue;
             const T highest = detail::largest(row, logits.cols);
             const T total = detail::sum_lanes<T>(logits.cols, [&](auto at) -> Lane<T> {
-                return (at.load(row, -std::numeric_limits<T>::infinity()) - highest).exp();
+                return exp(at.load(row, -std::numeric_limits<T>::infinity()) - highest);
             });
             loss[n] = std::log(total) + (highest - row[targets[to_size(n)]]);
         }
@@ -65,7 +65,7 @@ void cross_entropy_backward(const Context<Cpu>& ctx, Out<T> logits, std::span<co
             }
             const T highest = detail::largest<T>(row, logits.cols), below = highest - row[target];
             const T total = detail::sum_lanes<T>(logits.cols, [&](auto at) {
-                const Lane<T> share = (at.load(row, -std::numeric_limits<T>::infinity()) - highest).exp();
+                const Lane<T> share = exp(at.load(row, -std::numeric_limits<T>::infinity()) - highest);
                 at.store(row, share);
                 return share;
             });

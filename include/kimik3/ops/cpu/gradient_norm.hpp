@@ -13,7 +13,8 @@ double square_sum(const T* values, Index count) {
     constexpr int width = static_cast<int>(lane_width<T>);
     double total[to_size(lane_width<T>)] = {};
     for_lanes<T>(count, [&](auto at) {
-        const Lane<T> value = at.load(values);
+        T value[to_size(lane_width<T>)];
+        at.load(values).store(value);
         for (int j = 0; j < width; ++j) {
             const double wide = static_cast<double>(value[j]);
             total[j] += wide * wide;

@@ -84,7 +84,7 @@ void kda_step(const KdaShape& shape, const KdaToken<T>& token, const T* k, const
     });
     for_lanes<T>(value, [&](auto at) {
         Lane<T> predicted[2], read[2];
-        for (int i : {0, 1}) predicted[i].setZero(), read[i].setZero();
+        for (int i : {0, 1}) predicted[i] = read[i] = lane(T(0));
         for (Index a = 0; from != nullptr && a < key; a += 2) {
             for (Index i = 0; i < (std::min)(Index{2}, key - a); ++i) {
                 const Lane<T> row = at.load(from + (a + i) * value);

@@ -1,7 +1,8 @@
 #pragma once
-// Lane<T>: 64 bytes of numbers that are worked on at once, an Eigen array of fixed size, so the compiler's vector
-// registers carry it whatever their width. Loops over lanes give every element the same arithmetic wherever it stands:
-// a short tail is padded and takes the same path, so a row's result does not depend on its neighbours or its alignment.
+// Lane<T>: one vector register of numbers, whatever its width on this machine, with the usual operators. They are plain
+// functions around Eigen's packets, not Eigen expressions, which cost several times as long to compile.
+// Loops over lanes give every element the same arithmetic wherever it stands: a short tail is padded and takes the same
+// path, so a row's result does not depend on its neighbours or its alignment.
 
 // g++ 12 warns of its own AVX-512 headers, which Eigen includes, where they are inlined (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
@@ -14,19 +15,71 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
 #include "kimik3/core/base.hpp"
 
 namespace kimik3::detail {
 
 template <class T>
-inline constexpr Index lane_width = 64 / static_cast<Index>(sizeof(T));
+struct Lane {
+    using Traits = Eigen::internal::packet_traits<T>;
+    using Packet = typename Traits::type;
+    static constexpr int width = Eigen::internal::unpacket_traits<Packet>::size;
+
+    Packet packet;
+
+    Lane() = default;
+    Lane(T value) : packet(Eigen::internal::pset1<Packet>(value)) {}
+    static Lane of(const Packet& p) {
+        Lane lane;
+        lane.packet = p;
+        return lane;
+    }
+    static Lane load(const T* from) { return of(Eigen::internal::ploadu<Packet>(from)); }
+    void store(T* to) const { Eigen::internal::pstoreu(to, packet); }
+
+    T sum() const { return Eigen::internal::predux(packet); }
+    T largest() const { return Eigen::internal::predux_max(packet); }
+
+    friend Lane operator+(const Lane& a, const Lane& b) { return of(Eigen::internal::padd(a.packet, b.packet)); }
+    friend Lane operator-(const Lane& a, const Lane& b) { return of(Eigen::internal::psub(a.packet, b.packet)); }
+    friend Lane operator*(const Lane& a, const Lane& b) { return of(Eigen::internal::pmul(a.packet, b.packet)); }
+    friend Lane operator/(const Lane& a, const Lane& b) { return of(Eigen::internal::pdiv(a.packet, b.packet)); }
+    friend Lane operator-(const Lane& a) { return of(Eigen::internal::pnegate(a.packet)); }
+    Lane& operator+=(const Lane& b) { return *this = *this + b; }
+    Lane& operator-=(const Lane& b) { return *this = *this - b; }
+    friend Lane larger(const Lane& a, const Lane& b) { return of(Eigen::internal::pmax(a.packet, b.packet)); }
+    friend Lane abs(const Lane& a) { return of(Eigen::internal::pabs(a.packet)); }
+    friend Lane sqrt(const Lane& a) { return of(Eigen::internal::psqrt(a.packet)); }
+    friend Lane exp(const Lane& a) { return of(Eigen::internal::pexp(a.packet)); }
+    friend Lane tanh(const Lane& a) {
+        if constexpr (Traits::HasTanh != 0) return of(Eigen::internal::ptanh(a.packet));
+        else return one_by_one(a, [](T x) { return std::tanh(x); });
+    }
+    friend Lane log1p(const Lane& a) {
+        if constexpr (Traits::HasLog1p != 0) return of(Eigen::internal::plog1p(a.packet));
+        else return one_by_one(a, [](T x) { return std::log1p(x); });
+    }
+
+private:
+    template <class F>
+    static Lane one_by_one(const Lane& a, F&& f) {
+        T numbers[to_size(width)];
+        a.store(numbers);
+        for (T& number : numbers) number = f(number);
+        return load(numbers);
+    }
+};
 
 template <class T>
-using Lane = Eigen::Array<T, static_cast<int>(lane_width<T>), 1>;
+inline constexpr Index lane_width = Lane<T>::width;
 
 template <class T>
 inline Lane<T> lane(T value) {
-    return Lane<T>::Constant(value);
+    return value;
 }
 
 /// A full lane at element begin.
@@ -34,12 +87,11 @@ struct WholeLane {
     Index begin;
     template <class T>
     Lane<T> load(const T* from, T = T(0)) const {
-        return Eigen::Map<const Lane<T>>(from + begin);
+        return Lane<T>::load(from + begin);
     }
     template <class T>
-    void store(T* to, const Lane<T>& value) const {
-        Eigen::Map<Lane<T>> destination(to + begin);
-        destination = value;
+    void store(T* to, const std::type_identity_t<Lane<T>>& value) const {
+        value.store(to + begin);
     }
 };
 
@@ -48,13 +100,15 @@ struct PartLane {
     Index begin, count;
     template <class T>
     Lane<T> load(const T* from, T padding = T(0)) const {
-        Lane<T> value = lane(padding);
-        for (Index j = 0; j < count; ++j) value[j] = from[begin + j];
-        return value;
+        T numbers[to_size(lane_width<T>)];
+        std::fill_n(std::copy_n(from + begin, count, numbers), lane_width<T> - count, padding);
+        return Lane<T>::load(numbers);
     }
     template <class T>
-    void store(T* to, const Lane<T>& value) const {
-        for (Index j = 0; j < count; ++j) to[begin + j] = value[j];
+    void store(T* to, const std::type_identity_t<Lane<T>>& value) const {
+        T numbers[to_size(lane_width<T>)];
+        value.store(numbers);
+        std::copy_n(numbers, count, to + begin);
     }
 };
 

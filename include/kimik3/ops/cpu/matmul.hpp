@@ -70,7 +70,7 @@ void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
         for (Index m = 0; m < a.rows; ++m) {
             const T* x = a.row(m);
             Lane<T> sum[block];
-            for (int j = 0; j < block; ++j) sum[j].setZero();
+            for (int j = 0; j < block; ++j) sum[j] = lane(T(0));
             for_lanes<T>(a.cols, [&](auto at) {
                 const Lane<T> value = at.load(x);
                 for (int j = 0; j < block; ++j) sum[j] += value * at.load(weights[j]);
