@@ -18,13 +18,14 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
         ->required();
     app.add_option("--tokenizer", a.tokenizer,
                    "tokenizer.json or another tokenizer file, or bytes [tokenizer.json of the checkpoint]");
-    app.add_option("--prompt", a.prompts, "Text to go on from; several prompts are generated side by side");
+    app.add_option("--prompt", a.prompts, "Text to go on from; several --prompt are generated side by side")
+        ->allow_extra_args(false);
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");
+    app.add_option("--stop", a.stop, "End before this text; may be given several times")->allow_extra_args(false);
     app.option_defaults()->always_capture_default();
     app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->check(CLI::NonNegativeNumber);
     app.add_option("--context", a.context, "Tokens kept of a sequence at most; 0: all that the model allows")
         ->check(CLI::NonNegativeNumber);
-    app.add_option("--stop", a.stop, "End before this text; may be given several times");
     app.add_flag("--ignore-end", a.ignore_end, "Go on after the tokenizer's end token");
     app.add_flag("--specials", a.specials, "Special tokens written out in the prompt are those tokens, not text");
 
