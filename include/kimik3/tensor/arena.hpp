@@ -26,7 +26,7 @@ public:
     Buffer() = default;
     explicit Buffer(Index count) : size_(count) {
         if (count == 0) return;
-        require(count > 0, "a buffer holds 0 elements or more, got {}", count);
+        require(count > 0 && to_size(count) <= SIZE_MAX / sizeof(T), "a buffer holds 0 to {} elements, got {}", SIZE_MAX / sizeof(T), count);
         void* memory = ::operator new(to_size(count) * sizeof(T), std::align_val_t{to_size(alignment_bytes)}, std::nothrow);
         require(memory != nullptr, "out of memory: {} bytes were asked for", to_size(count) * sizeof(T));
         std::memset(memory, 0, to_size(count) * sizeof(T));
