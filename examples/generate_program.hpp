@@ -3,6 +3,8 @@
 
 #include <fmt/core.h>
 
+#include <numeric>
+
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/kimik3.hpp"
@@ -74,7 +76,7 @@ bool ModelPrograms<config>::generate(const GenerateArguments& a) {
     BatchGeneration batch(model, prompts, options);
     std::vector<TextStream> streams(prompts.size(), TextStream(tokenizer, a.stop));
     const bool streaming = prompts.size() == 1;
-    Index tokens = 0;
+    std::vector<Index> given(prompts.size());
     double prefill_seconds = 0;
     const auto give = [&](std::size_t s, const std::string& text) {
         if (streaming) fmt::print("{}", text);
@@ -87,7 +89,7 @@ bool ModelPrograms<config>::generate(const GenerateArguments& a) {
         for (std::size_t s = 0; s < streams.size(); ++s) {
             const auto token = batch.token(static_cast<Index>(s));
             if (!token || streams[s].stopped()) continue;
-            ++tokens;
+            ++given[s];
             give(s, streams[s].push(*token));
             if (streams[s].stopped()) batch.stop(static_cast<Index>(s));
         }
@@ -102,10 +104,10 @@ bool ModelPrograms<config>::generate(const GenerateArguments& a) {
     for (Index s = 0; s < batch.size(); ++s) {
         require(batch.finish(s) != Finish::failed, "sequence {}: {}", s + 1, batch.error(s));
         if (!a.quiet) fmt::print(stderr, "{}{} tokens, end: {}\n", streaming ? "" : fmt::format("{}: ", s + 1),
-                                 static_cast<Index>(batch.tokens(s).size()), name_of(batch.finish(s)));
+                                 given[to_size(s)], name_of(batch.finish(s)));
     }
     if (!a.quiet) {
-        const Index steps = tokens - batch.size();  // the first tokens come with the prompts
+        const Index steps = std::accumulate(given.begin(), given.end(), -batch.size());  // the first come with the prompts
         fmt::print(stderr, "prompt {} tokens in {:.2f} s; {:.1f} tokens/s after it\n", prompt_tokens, prefill_seconds,
                    steps > 0 ? static_cast<double>(steps) / seconds : 0.0);
     }

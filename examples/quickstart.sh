@@ -1,17 +1,21 @@
 #!/bin/bash
 # examples/quickstart.sh [TEXT FILE ...]: from a text to a trained Kimi K3 to generated text, in a few minutes on two cores.
 # On Debian 12 what is missing is installed when run as root, and named otherwise. Without files the text is the King James
-# Bible of the package bible-kjv. Everything is made in build/quickstart (KIMIK3_QUICKSTART_DIR).
+# Bible of the package bible-kjv. Environment:
+#     KIMIK3_QUICKSTART_DIR        where everything is made [build/quickstart]
+#     KIMIK3_QUICKSTART_STEPS      steps of training [800]
+#     KIMIK3_QUICKSTART_PROGRAMS   a folder with built programs: nothing is built
 set -e -o pipefail
 cd "$(dirname "$0")/.."
-here=$(pwd)
-work=${KIMIK3_QUICKSTART_DIR:-$here/build/quickstart}
-steps=${KIMIK3_QUICKSTART_STEPS:-300}
-# Paths that the caller gave are relative to where they called from.
+work=$(cd "$OLDPWD" && realpath -m "${KIMIK3_QUICKSTART_DIR:-$(dirname "$0")/../build/quickstart}")
+programs=$(cd "$OLDPWD" && realpath -m "${KIMIK3_QUICKSTART_PROGRAMS:-$(dirname "$0")/../build/quickstart-programs/examples}")
+steps=${KIMIK3_QUICKSTART_STEPS:-800}
 files=()
 for file in "$@"; do files+=("$(cd "$OLDPWD" && realpath "$file")"); done
 
-needed=(g++ cmake ninja-build libeigen3-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libcli11-dev)
+needed=()
+[ -n "$KIMIK3_QUICKSTART_PROGRAMS" ] ||
+    needed+=(g++ cmake ninja-build libeigen3-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libcli11-dev)
 [ ${#files[@]} -gt 0 ] || needed+=(bible-kjv)
 missing=()
 for package in "${needed[@]}"; do
@@ -27,11 +31,12 @@ if [ ${#missing[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" > /dev/null
 fi
 
-echo "== building (build/quickstart-programs)"
-cmake --preset release -B build/quickstart-programs -DKIMIK3_BUILD_TESTS=OFF -DKIMIK3_BUILD_BENCHMARKS=OFF \
-    -DKIMIK3_PROGRAM_PRESETS=tiny > /dev/null
-cmake --build build/quickstart-programs -j "$(nproc)"
-programs=build/quickstart-programs/examples
+if [ -z "$KIMIK3_QUICKSTART_PROGRAMS" ]; then
+    echo "== building the programs (two minutes the first time)"
+    cmake --preset release -B build/quickstart-programs -DKIMIK3_BUILD_TESTS=OFF -DKIMIK3_BUILD_BENCHMARKS=OFF \
+        -DKIMIK3_PROGRAM_PRESETS=tiny > /dev/null
+    cmake --build build/quickstart-programs -j "$(nproc)" --target kimik3-prepare kimik3-train kimik3-generate
+fi
 
 mkdir -p "$work"
 prompt="The "
@@ -46,10 +51,10 @@ echo "== preparing tokens"
 
 echo "== training"
 rm -rf "$work/run"
-"$programs/kimik3-train" --preset tiny --data "$work/data" --out "$work/run" --steps "$steps" --batch 16 --seq 256 \
-    --eval-every 100 --save-every 0 | tee "$work/train.log"
+"$programs/kimik3-train" --preset tiny --data "$work/data" --out "$work/run" --steps "$steps" --batch 8 --seq 128 --lr 8e-3 \
+    --eval-every 200 --save-every 0 --log-every 50 | tee "$work/train.log"
 
 echo "== generating from $work/run"
-"$programs/kimik3-generate" --checkpoint "$work/run" --prompt "$prompt" --max-tokens 200 --temperature 0.8 --top-p 0.95 --seed 1
+"$programs/kimik3-generate" --checkpoint "$work/run" --prompt "$prompt" --max-tokens 200 --temperature 0.7 --seed 1
 echo
 tail -n 1 "$work/train.log"
