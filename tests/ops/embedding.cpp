@@ -2,6 +2,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include "support/golden.hpp"
 #include "support/matrix.hpp"
 
 namespace kimik3::test {
@@ -38,6 +39,20 @@ BOOST_AUTO_TEST_CASE(gradients_do_not_depend_on_threads_bit_for_bit) {
         embedding_backward(Context<Cpu>(threads), ids, dy, dtable.view());
         if (first.empty()) first = dtable.values();
         BOOST_TEST(same_bits(first, dtable.values()));
+    }
+}
+
+BOOST_AUTO_TEST_CASE(b73_the_gradient_of_one_id_for_all_tokens_is_their_sum) {
+    const std::vector<std::int32_t> ids(4096, 3);
+    auto dy = Matrix<float>::random(4096, 33, 5);
+    std::vector<double> expected(33);
+    for (Index n = 0; n < 4096; ++n)
+        for (Index c = 0; c < 33; ++c) expected[to_size(c)] += static_cast<double>(dy(n, c));
+    for (int threads : {1, 3}) {
+        Matrix<float> dtable(5, 33);
+        dtable.fill(0.0f);
+        embedding_backward(Context<Cpu>(threads), ids, dy, dtable.view());
+        KIMIK3_CHECK_CLOSE(dtable.values(3, 4), expected, 1e-5);
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "support/german_numbers.hpp"
 #include "text/tiny_vocabulary.hpp"
 
 using namespace kimik3;
@@ -152,6 +153,18 @@ BOOST_AUTO_TEST_CASE(a_saved_file_loads) {
     save_tokenizer_json(tiny_bpe(), path.string());
     require_equal(read_tokenizer_json(path.string()), tiny_bpe());
     std::filesystem::remove(path);
+}
+
+BOOST_AUTO_TEST_CASE(b78_tokenizer_files_do_not_depend_on_the_locale) {
+    TokenizerSpec spec = tiny_bpe().spec();
+    spec.added_tokens.push_back({"<far>", 1234567, true});
+    const Tokenizer tokenizer(spec);
+    const std::string text = write_tokenizer_json(tokenizer);
+    const GermanNumbers german;
+    BOOST_TEST((write_tokenizer_json(tokenizer) == text));
+    const Tokenizer again(parse_tokenizer_json(text));
+    require_equal(tokenizer, again);
+    BOOST_TEST((again.encode("a<far>", Specials::recognised).back() == 1234567));
 }
 
 BOOST_AUTO_TEST_SUITE_END()
