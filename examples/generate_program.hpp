@@ -107,7 +107,8 @@ bool ModelPrograms<config>::generate(const GenerateArguments& a) {
                                  given[to_size(s)], name_of(batch.finish(s)));
     }
     if (!a.quiet) {
-        const Index steps = std::accumulate(given.begin(), given.end(), -batch.size());  // the first come with the prompts
+        // a sequence's first token comes with its prompt
+        const Index steps = std::accumulate(given.begin(), given.end(), -batch.size());
         fmt::print(stderr, "prompt {} tokens in {:.2f} s; {:.1f} tokens/s after it\n", prompt_tokens, prefill_seconds,
                    steps > 0 ? static_cast<double>(steps) / seconds : 0.0);
     }

@@ -283,6 +283,15 @@ BOOST_AUTO_TEST_CASE(b65_in_a_batch_only_the_broken_sequence_fails) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(b66_ids_that_the_tokenizer_lacks_are_never_drawn) {
+    GenerateOptions options{.temperature = 100, .max_tokens = 100};
+    options.vocabulary = 5;
+    const Prompt found = generated(model, {{3}}, options).front();
+    BOOST_TEST((std::set<std::int32_t>(found.begin(), found.end()) == std::set<std::int32_t>{0, 1, 2, 3, 4}));
+    options.vocabulary = vocab + 1;
+    check_refused(model, {3}, options, "tokens are drawn from 0 (all) to 67 ids, got 68");
+}
+
 BOOST_AUTO_TEST_CASE(no_tokens_are_asked_for) {
     GenerateOptions options = greedy;
     options.max_tokens = 0;
