@@ -87,6 +87,22 @@ BOOST_AUTO_TEST_CASE(decay_at_the_bound_is_the_recurrence) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(b02_gradients_beside_one_huge_decay_are_those_of_the_recurrence) {
+    for (Index step : {1, 2}) {  // all channels, every second
+        KdaCase<double> expected({70}, {.heads = 1, .key = 16, .value = 8, .gate = {DecayGate::softplus, -5.0}});
+        expected.A_log.fill(0);
+        for (Index t : {0, 15, 16, 17, 32, 64})
+            for (Index col = 0; col < 16; col += step) expected.z(t, col) = 100;
+        KdaCase<double> c = expected;
+        expected.run(Context<Cpu>(1), KdaWay::recurrent, 16);
+        for (Index chunk : {16, 32, 64}) {
+            c.run(Context<Cpu>(1), KdaWay::chunk, chunk);
+            for (std::size_t f = 0; f < c.fields().size(); ++f)
+                KIMIK3_CHECK_CLOSE_NAMED(c.fields()[f].name, c.fields()[f].grad->values(), expected.fields()[f].grad->values(), 1e-9);
+        }
+    }
+}
+
 BOOST_AUTO_TEST_CASE(b14_slack_rows_become_zero_and_an_empty_sequence_keeps_its_state) {
     const Context<Cpu> ctx(2);
     for (const Form& form : all_forms) {
