@@ -1,5 +1,5 @@
-// b68, b74: a program of two files that both use models, in every container and at odd addresses; it prints numbers that
-// no build flag may change but for rounding. Called with -, it checks itself alone.
+// b68, b74: a program of two files that both use models, in every container and at odd addresses; it checks itself and
+// prints numbers that no build flag may change but for rounding.
 #include <kimik3/kimik3.hpp>
 
 #include <cstdio>
@@ -47,7 +47,8 @@ bool containers(double expected) {
     std::vector<Model::State> states(3, vector.front().new_state(2));
     for (Model::State& state : states) {
         const auto logits = vector.front().step(state, Tokens(tokens).first(7), 1);
-        fine &= same(static_cast<double>(logits(0, 3)), static_cast<double>(vector.back().step(states.back(), Tokens(tokens).first(7), 0)(0, 3)),
+        fine &= same(static_cast<double>(logits(0, 3)),
+                     static_cast<double>(vector.back().step(states.back(), Tokens(tokens).first(7), 0)(0, 3)),
                      "std::vector of states");
         states.back().reset(0);
         state.reset(1);
@@ -68,12 +69,14 @@ bool odd_addresses() {
         for (Index n = 0; n < 5; ++n) {
             for (Index o = 0; o < 7; ++o) {
                 double sum = 0;
-                for (Index i = 0; i < width; ++i) sum += static_cast<double>(odd_x(n, i)) * static_cast<double>(odd_w(o, i));
-                fine &= same(static_cast<double>(odd_y(n, o)), sum, "a product at an odd address");  // small whole numbers
+                for (Index i = 0; i < width; ++i)
+                    sum += static_cast<double>(odd_x(n, i)) * static_cast<double>(odd_w(o, i));
+                fine &=
+                    same(static_cast<double>(odd_y(n, o)), sum, "a product at an odd address");  // small whole numbers
             }
         }
-        rms_norm_forward(ctx, odd_x, VectorView<float>(w.data() + 1, width), 1e-5, MatrixView<float>(out.data() + 1, 5, width),
-                         VectorView<float>(r.data() + 1, 5));
+        rms_norm_forward(ctx, odd_x, VectorView<float>(w.data() + 1, width), 1e-5,
+                         MatrixView<float>(out.data() + 1, 5, width), VectorView<float>(r.data() + 1, 5));
         for (Index n = 0; n < 5; ++n) fine &= std::isfinite(r[n + 1]);
     }
     return fine;

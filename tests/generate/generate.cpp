@@ -80,7 +80,8 @@ BOOST_AUTO_TEST_CASE(greedy_tokens_are_the_highest_logits_of_full_forwards) {
 
 BOOST_AUTO_TEST_CASE(a_batch_of_unequal_prompts_is_each_alone) {
     std::vector<Prompt> prompts;
-    for (Index length : {1, 2, 3, 17, 64, 5}) prompts.push_back(some_prompt(length, static_cast<std::uint64_t>(length)));
+    for (Index length : {1, 2, 3, 17, 64, 5})
+        prompts.push_back(some_prompt(length, static_cast<std::uint64_t>(length)));
     for (Index chunk : {1, 3, 7, 256}) {
         GenerateOptions options = greedy;
         options.prefill_chunk = chunk;
@@ -102,7 +103,8 @@ BOOST_AUTO_TEST_CASE(sequences_that_end_leave_the_others_alone) {
     const auto found = run(batch);
     BOOST_TEST((batch.finish(1) == Finish::stop_token));
     for (std::size_t s = 0; s < 3; ++s) {
-        const auto stop = std::find(all[s].begin() + static_cast<std::ptrdiff_t>(prompts[s].size()), all[s].end(), options.stop_ids[0]);
+        const auto stop = std::find(all[s].begin() + static_cast<std::ptrdiff_t>(prompts[s].size()), all[s].end(),
+                                    options.stop_ids[0]);
         BOOST_TEST(found[s] == Prompt(all[s].begin(), stop), boost::test_tools::per_element());
     }
 }
@@ -201,14 +203,16 @@ BOOST_AUTO_TEST_CASE(b61_either_of_two_stop_tokens_ends_the_text_and_is_not_in_i
     const Prompt free = generated(model, {prompt}, options).front();
     BOOST_REQUIRE_EQUAL(free.size(), 46u);
     const std::int32_t first = free[6 + 10], second = free[6 + 20];
-    for (const std::vector<std::int32_t>& stops : {std::vector{first}, std::vector{second}, std::vector{second, first}}) {
+    for (const std::vector<std::int32_t>& stops :
+         {std::vector{first}, std::vector{second}, std::vector{second, first}}) {
         options.stop_ids = stops;
         Generation sequence(model, prompt, options);
         while (sequence.next()) {
         }
         BOOST_TEST((sequence.finish() == Finish::stop_token));
         const auto end = std::find_first_of(free.begin() + 6, free.end(), stops.begin(), stops.end());
-        BOOST_TEST(Prompt(sequence.tokens().begin(), sequence.tokens().end()) == Prompt(free.begin(), end), boost::test_tools::per_element());
+        BOOST_TEST(Prompt(sequence.tokens().begin(), sequence.tokens().end()) == Prompt(free.begin(), end),
+                   boost::test_tools::per_element());
         BOOST_TEST(!sequence.next().has_value());
     }
 }
@@ -228,7 +232,8 @@ BOOST_AUTO_TEST_CASE(b63_temperature_zero_and_tiny_ones_are_greedy_whatever_the_
     const auto expected = generated(model, prompts, greedy);
     for (double temperature : {0.0, 1e-30}) {
         for (std::uint64_t seed : {0u, 1u, 99u})
-            BOOST_TEST((generated(model, prompts, {.temperature = temperature, .seed = seed, .max_tokens = 8}) == expected));
+            BOOST_TEST(
+                (generated(model, prompts, {.temperature = temperature, .seed = seed, .max_tokens = 8}) == expected));
     }
 }
 
@@ -262,7 +267,8 @@ BOOST_AUTO_TEST_CASE(b65_in_a_batch_only_the_broken_sequence_fails) {
             prompt[4] = broken;
             std::vector<float> row(untied.weights().data + table->offset + broken * untied_config.hidden_size,
                                    untied.weights().data + table->offset + (broken + 1) * untied_config.hidden_size);
-            std::fill_n(untied.weights().data + table->offset + broken * untied_config.hidden_size, untied_config.hidden_size, bad);
+            std::fill_n(untied.weights().data + table->offset + broken * untied_config.hidden_size,
+                        untied_config.hidden_size, bad);
 
             BatchGeneration batch(untied, prompts, options);
             BOOST_TEST(batch.next());
@@ -277,7 +283,8 @@ BOOST_AUTO_TEST_CASE(b65_in_a_batch_only_the_broken_sequence_fails) {
             BOOST_CHECK_THROW(alone.next(), Error);
             BOOST_TEST((alone.finish() == Finish::failed));
             BOOST_CHECK_THROW(alone.next(), Error);  // not taken for an end
-            std::copy(row.begin(), row.end(), untied.weights().data + table->offset + broken * untied_config.hidden_size);
+            std::copy(row.begin(), row.end(),
+                      untied.weights().data + table->offset + broken * untied_config.hidden_size);
             prompt = kept;
         }
     }
@@ -303,7 +310,8 @@ BOOST_AUTO_TEST_CASE(no_tokens_are_asked_for) {
 }
 
 BOOST_AUTO_TEST_CASE(a_range_for_gives_the_tokens_one_by_one) {
-    const Prompt prompt = some_prompt(5), expected = generated(model, {prompt}, {.temperature = 0.8, .max_tokens = 8}).front();
+    const Prompt prompt = some_prompt(5),
+                 expected = generated(model, {prompt}, {.temperature = 0.8, .max_tokens = 8}).front();
     Prompt found = prompt;
     for (std::int32_t token : generate(model, prompt, {.temperature = 0.8f, .max_tokens = 8})) found.push_back(token);
     const Prompt nearly = generated(model, {prompt}, {.temperature = 0.8f, .max_tokens = 8}).front();
@@ -331,7 +339,8 @@ BOOST_AUTO_TEST_CASE(equal_prompts_of_a_batch_draw_different_tokens) {
 
 BOOST_AUTO_TEST_CASE(top_k_of_one_and_a_penalty_do_what_the_sampler_does) {
     const std::vector<Prompt> prompts = {some_prompt(5)};
-    BOOST_TEST((generated(model, prompts, {.temperature = 1, .top_k = 1, .max_tokens = 8}) == generated(model, prompts, greedy)));
+    BOOST_TEST((generated(model, prompts, {.temperature = 1, .top_k = 1, .max_tokens = 8}) ==
+                generated(model, prompts, greedy)));
     GenerateOptions options = greedy;
     options.repetition_penalty = 1e9;
     options.max_tokens = 40;
@@ -348,7 +357,8 @@ BOOST_AUTO_TEST_CASE(a_generation_may_be_moved) {
     for (auto& sequence : several) {
         while (sequence.next()) {
         }
-        BOOST_TEST(Prompt(sequence.tokens().begin(), sequence.tokens().end()) == expected, boost::test_tools::per_element());
+        BOOST_TEST(Prompt(sequence.tokens().begin(), sequence.tokens().end()) == expected,
+                   boost::test_tools::per_element());
     }
 }
 

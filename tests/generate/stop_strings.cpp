@@ -8,8 +8,9 @@ using namespace kimik3;
 
 namespace {
 
-/// The text before the first stop string, from pieces with the given borders; bit b of cuts: a border before character b + 1.
-std::string streamed(const std::vector<std::string>& stops, std::string_view text, unsigned cuts, bool* stopped = nullptr) {
+/// The text before the first stop string, from pieces; bit b of cuts: a border before character b + 1.
+std::string streamed(const std::vector<std::string>& stops, std::string_view text, unsigned cuts,
+                     bool* stopped = nullptr) {
     StopStrings stream(stops);
     std::string out, piece;
     for (std::size_t at = 0; at < text.size(); ++at) {
@@ -52,7 +53,8 @@ BOOST_AUTO_TEST_CASE(borders_do_not_matter_to_any_text_and_any_stops) {
     Philox random(1);
     const auto word = [&](std::uint64_t longest) {
         std::string text;
-        for (std::uint64_t left = 1 + random.below(longest); left > 0; --left) text += static_cast<char>('a' + random.below(2));
+        for (std::uint64_t left = 1 + random.below(longest); left > 0; --left)
+            text += static_cast<char>('a' + random.below(2));
         return text;
     };
     for (int round = 0; round < 2000; ++round) {

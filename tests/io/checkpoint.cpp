@@ -33,7 +33,7 @@ std::vector<Shard> some_shards(const char* second = "b", Index vocab = config.vo
     return shards;
 }
 
-/// 26 windows in shards of 15 and 11: in order, the border of the shards lies in step 4 and that of the epoch in step 7.
+/// 26 windows in shards of 15 and 11: in order, the border of the shards is in step 4, that of the epoch in step 7.
 TokenLoader some_data(Order order, std::uint64_t seed = 5, std::vector<Shard> shards = some_shards(), Index seq = 12) {
     return TokenLoader(TokenWindows(std::move(shards), seq), 2, order, seed);
 }
@@ -70,8 +70,8 @@ std::string everything(const Run<T>& run) {
 }
 
 std::string report_of(const TrainingStep& step) {
-    return fmt::format("step {} loss {} lr {} norm {} tokens {} applied {}", step.step, step.loss, step.lr, step.gradient_norm,
-                       step.tokens, step.applied);
+    return fmt::format("step {} loss {} lr {} norm {} tokens {} applied {}", step.step, step.loss, step.lr,
+                       step.gradient_norm, step.tokens, step.applied);
 }
 
 template <class T>
@@ -103,7 +103,8 @@ void check_resume(Order order) {
 /// The files of a folder, by name.
 std::map<std::string, std::string> contents(const fs::path& folder) {
     std::map<std::string, std::string> files;
-    for (const auto& entry : fs::directory_iterator(folder)) files[entry.path().filename().string()] = get(entry.path().string());
+    for (const auto& entry : fs::directory_iterator(folder))
+        files[entry.path().filename().string()] = get(entry.path().string());
     return files;
 }
 
@@ -146,7 +147,8 @@ BOOST_AUTO_TEST_CASE(b53_another_run_is_refused_and_the_trainer_stays_as_it_was)
     refused(some_data(Order::shuffled, 5, some_shards("c")), options, "another list of shards");
     refused(some_data(Order::shuffled, 5, std::move(one_shard)), options, "another list of shards");
     refused(some_data(Order::shuffled, 5, std::move(swapped)), options, "another list of shards");
-    refused(some_data(Order::sequential), options, "the saved position is of order 1 with seed 5, this is order 0 with seed 5");
+    refused(some_data(Order::sequential), options,
+            "the saved position is of order 1 with seed 5, this is order 0 with seed 5");
     refused(some_data(Order::shuffled, 6), options, "with seed 5, this is order 1 with seed 6");
     refused(some_data(Order::shuffled, 5, some_shards(), 6), options, "windows of 12 tokens, these have 6");
     TrainingOptions adamw = options;
@@ -251,7 +253,8 @@ BOOST_AUTO_TEST_CASE(b55_a_failed_save_leaves_the_old_checkpoint) {
     for (std::size_t size : sizes) {
         {
             const FileSizeLimit limit(size);
-            KIMIK3_CHECK_REFUSED(save_checkpoint(saved, run.model, &run.trainer, {folder / "tokenizer.json"}), "File too large");
+            KIMIK3_CHECK_REFUSED(save_checkpoint(saved, run.model, &run.trainer, {folder / "tokenizer.json"}),
+                                 "File too large");
         }
         BOOST_TEST((contents(saved) == before));
         BOOST_TEST(folder.size() == 2);
@@ -285,7 +288,8 @@ BOOST_AUTO_TEST_CASE(b38_a_file_with_a_tensor_missing_extra_or_misshapen_is_refu
     const float extra[] = {1};
     for (std::size_t t = 0; t < source.parameters().size(); ++t) {
         const ParameterInfo& tensor = source.parameters()[t];
-        if (contains(tensor.name, ".experts.") && !contains(tensor.name, ".experts.7.")) continue;  // one of each kind will do
+        if (contains(tensor.name, ".experts.") && !contains(tensor.name, ".experts.7."))
+            continue;  // one of each kind will do
         auto missing = tensors_of(source), misshapen = missing, transposed = missing;
         missing.erase(missing.begin() + static_cast<std::ptrdiff_t>(t));
         refused(missing, tensor.name, "has no tensor");
@@ -322,8 +326,9 @@ BOOST_AUTO_TEST_CASE(b38_names_are_the_released_ones_and_a_tied_head_is_stored_o
     BOOST_TEST((same_place(tied, "embed_tokens.weight") && same_place(two, "embed_tokens.weight")));
     BOOST_TEST((!same_place(tied, "lm_head.weight") && same_place(two, "lm_head.weight")));
     for (std::string_view name :
-         {"self_attn.q_proj.weight", "self_attn.A_log", "self_attn.dt_bias", "self_attn.q_conv1d.weight", "self_attn.kv_a_layernorm.weight",
-          "input_layernorm.weight", "e_score_correction_bias", "experts.7.w2.weight", "model.norm.weight"})
+         {"self_attn.q_proj.weight", "self_attn.A_log", "self_attn.dt_bias", "self_attn.q_conv1d.weight",
+          "self_attn.kv_a_layernorm.weight", "input_layernorm.weight", "e_score_correction_bias", "experts.7.w2.weight",
+          "model.norm.weight"})
         BOOST_TEST(same_place(tied, name), name);
     KimiK3<untied> model(Context<Cpu>(1), 2);
     KIMIK3_CHECK_REFUSED(load_model(folder / "tied", model), "tie");
@@ -389,8 +394,8 @@ BOOST_AUTO_TEST_CASE(the_newest_checkpoint_of_a_run_is_found) {
     const TemporaryFolder folder;
     const fs::path run = folder / "run";
     KIMIK3_CHECK_REFUSED(find_checkpoint(run), "neither a checkpoint");
-    for (const char* name : {"step-00000200", "step-99999999", "step-100000000", "step-00001000", "best", "step-", "step-0000abcd", "step-5",
-                             "step-00000300.123-0.tmp"})
+    for (const char* name : {"step-00000200", "step-99999999", "step-100000000", "step-00001000", "best", "step-",
+                             "step-0000abcd", "step-5", "step-00000300.123-0.tmp"})
         fs::create_directories(run / name);
     put((run / "step-200000000").string(), "a file");
     std::vector<std::string> names;

@@ -12,7 +12,8 @@ BOOST_AUTO_TEST_CASE(b68_sums_are_elementwise_at_any_width_alignment_and_in_plac
     const Context<Cpu> ctx(2);
     for (const Index width : {1, 3, 16, 33, 130}) {
         for (const Index gap : {0, 1, 3}) {
-            Matrix<float> x = Matrix<float>::random(9, width, 1, 1.0, width + gap), y = Matrix<float>::random(9, width, 2);
+            Matrix<float> x = Matrix<float>::random(9, width, 1, 1.0, width + gap),
+                          y = Matrix<float>::random(9, width, 2);
             const std::vector<float> before = y.values();
             std::vector<float> expected = x.values(), doubled = x.values();
             for (std::size_t e = 0; e < expected.size(); ++e) expected[e] += before[e], doubled[e] *= 2.0f;

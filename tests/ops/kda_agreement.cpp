@@ -98,7 +98,8 @@ BOOST_AUTO_TEST_CASE(b02_gradients_beside_one_huge_decay_are_those_of_the_recurr
         for (Index chunk : {16, 32, 64}) {
             c.run(Context<Cpu>(1), KdaWay::chunk, chunk);
             for (std::size_t f = 0; f < c.fields().size(); ++f)
-                KIMIK3_CHECK_CLOSE_NAMED(c.fields()[f].name, c.fields()[f].grad->values(), expected.fields()[f].grad->values(), 1e-9);
+                KIMIK3_CHECK_CLOSE_NAMED(c.fields()[f].name, c.fields()[f].grad->values(),
+                                         expected.fields()[f].grad->values(), 1e-9);
         }
     }
 }

@@ -17,7 +17,8 @@ constexpr Index two_31 = Index{1} << 31;
 
 /// Address space without memory.
 struct Reserved {
-    explicit Reserved(std::size_t size) : bytes(size), memory(::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
+    explicit Reserved(std::size_t size)
+        : bytes(size), memory(::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
         BOOST_REQUIRE(memory != MAP_FAILED);
     }
     ~Reserved() { ::munmap(memory, bytes); }
@@ -81,14 +82,17 @@ BOOST_AUTO_TEST_CASE(b70_parameters_beyond_2_31_are_laid_out_one_after_another) 
     BOOST_TEST(experts > 4 * two_31);
     BOOST_TEST(table.size() >= end);
     BOOST_TEST(entries.front().count == 400000LL * 7168);
-    BOOST_TEST(count_parameters(huge, entries).active < count_parameters(huge, entries).total - 800LL * 3 * 3072 * 3584);
+    BOOST_TEST(count_parameters(huge, entries).active <
+               count_parameters(huge, entries).total - 800LL * 3 * 3072 * 3584);
 }
 
 BOOST_AUTO_TEST_CASE(b70_sizes_in_public_types_have_64_bits) {
     static_assert(sizeof(Index) == 8 && std::is_signed_v<Index>);
-    static_assert(std::is_same_v<decltype(MatrixView<float>::rows), Index> && std::is_same_v<decltype(MatrixView<float>::stride), Index>);
+    static_assert(std::is_same_v<decltype(MatrixView<float>::rows), Index> &&
+                  std::is_same_v<decltype(MatrixView<float>::stride), Index>);
     static_assert(std::is_same_v<decltype(VectorView<float>::size), Index>);
-    static_assert(std::is_same_v<decltype(ParameterInfo::offset), Index> && std::is_same_v<decltype(ParameterInfo::count), Index>);
+    static_assert(std::is_same_v<decltype(ParameterInfo::offset), Index> &&
+                  std::is_same_v<decltype(ParameterInfo::count), Index>);
     static_assert(std::is_same_v<decltype(std::declval<Buffer<float>>().size()), Index>);
     BOOST_CHECK_THROW(Buffer<float>(-1), Error);
     BOOST_CHECK_THROW(Buffer<std::byte>(Index{1} << 60), Error);

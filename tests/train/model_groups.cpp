@@ -46,8 +46,9 @@ BOOST_AUTO_TEST_CASE(b44_muon_takes_the_hidden_matrices_of_a_model_and_adamw_the
     Index blocks = 0;
     for (const ParameterGroup& group : optimizer.groups()) {
         BOOST_TEST(names.insert(group.name).second, group.name);
-        const bool by_adamw = ends_with_any(group.name, {"embed_tokens.weight", "A_log", "dt_bias", "conv1d.weight", ".b_proj.weight"}) ||
-                              group.name.find("norm") != std::string::npos || group.name.find("_res") != std::string::npos;
+        const bool by_adamw =
+            ends_with_any(group.name, {"embed_tokens.weight", "A_log", "dt_bias", "conv1d.weight", ".b_proj.weight"}) ||
+            group.name.find("norm") != std::string::npos || group.name.find("_res") != std::string::npos;
         const GroupKind expected = group.name.ends_with("e_score_correction_bias") ? GroupKind::none
                                    : by_adamw                                      ? GroupKind::adamw
                                                                                    : GroupKind::muon;
@@ -96,7 +97,8 @@ BOOST_AUTO_TEST_CASE(b33_a_step_moves_the_bias_once_however_it_is_cut_or_recompu
             const std::vector<float> after = biases(model);
             BOOST_TEST(after.size() == 4u * 8u);
             for (std::size_t layer = 0; layer < 4; ++layer)  // every layer of experts has moved
-                BOOST_TEST(!std::equal(after.begin() + 8 * static_cast<Index>(layer), after.begin() + 8 * static_cast<Index>(layer + 1),
+                BOOST_TEST(!std::equal(after.begin() + 8 * static_cast<Index>(layer),
+                                       after.begin() + 8 * static_cast<Index>(layer + 1),
                                        before.begin() + 8 * static_cast<Index>(layer)));
             if (expected.empty()) expected = after;
             BOOST_TEST(after == expected, boost::test_tools::per_element());

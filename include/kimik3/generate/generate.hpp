@@ -1,6 +1,6 @@
 #pragma once
-// Generation: prompts in, tokens out one by one. A prompt is taken in pieces of prefill_chunk tokens, then every new token
-// costs one step of the kept state. A range of one prompt:
+// Generation: prompts in, tokens out one by one. A prompt is taken in pieces of prefill_chunk tokens, then every new
+// token costs one step of the kept state. A range of one prompt:
 //   for (std::int32_t token : generate(model, prompt, {.temperature = 0.8f})) ...
 // and any number of prompts of unequal length side by side:
 //   BatchGeneration batch(model, prompts); while (batch.next()) ... batch.token(s)
@@ -45,13 +45,15 @@ template <class Model>
 class BatchGeneration {
 public:
     BatchGeneration(Model& model, std::span<const std::vector<std::int32_t>> prompts, GenerateOptions options = {})
-        : model_(&model), options_(std::move(options)),
-          state_(model.new_state(static_cast<Index>(prompts.size()), options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
+        : model_(&model),
+          options_(std::move(options)),
+          state_(model.new_state(static_cast<Index>(prompts.size()),
+                                 options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
         require(options_.max_tokens >= 0, "the number of tokens to generate is 0 or more, got {}", options_.max_tokens);
         check_ids(options_.stop_ids, Model::config.vocab_size);
         require(options_.prefill_chunk >= 1, "a prefill chunk has at least one token, got {}", options_.prefill_chunk);
-        require(options_.vocabulary >= 0 && options_.vocabulary <= Model::config.vocab_size, "tokens are drawn from 0 (all) to {} ids, got {}",
-                Model::config.vocab_size, options_.vocabulary);
+        require(options_.vocabulary >= 0 && options_.vocabulary <= Model::config.vocab_size,
+                "tokens are drawn from 0 (all) to {} ids, got {}", Model::config.vocab_size, options_.vocabulary);
         for (std::size_t s = 0; s < prompts.size(); ++s) add(prompts[s], static_cast<Index>(s));
     }
 
@@ -96,17 +98,19 @@ private:
     };
 
     const Member& at(Index sequence) const {
-        require(sequence >= 0 && sequence < size(), "the batch has {} sequences, number {} was asked for", size(), sequence);
+        require(sequence >= 0 && sequence < size(), "the batch has {} sequences, number {} was asked for", size(),
+                sequence);
         return sequences_[to_size(sequence)];
     }
 
     void add(std::vector<std::int32_t> prompt, Index slot) {
         if (prompt.empty()) {
-            require(options_.begin_id.has_value(), "an empty prompt needs a token to begin from, and the options name none");
+            require(options_.begin_id.has_value(),
+                    "an empty prompt needs a token to begin from, and the options name none");
             prompt.push_back(*options_.begin_id);
         }
-        require(static_cast<Index>(prompt.size()) <= state_.max_len(), "a prompt has at most {} tokens, the context; this one has {}",
-                state_.max_len(), prompt.size());
+        require(static_cast<Index>(prompt.size()) <= state_.max_len(),
+                "a prompt has at most {} tokens, the context; this one has {}", state_.max_len(), prompt.size());
         check_ids(prompt, Model::config.vocab_size);
         sequences_.push_back({std::move(prompt), Sampler(options_.sampling(), static_cast<std::uint64_t>(slot))});
     }
@@ -124,7 +128,8 @@ private:
         std::vector<Index> counts;
         for (Index slot : slots) {
             const auto& history = sequences_[to_size(slot)].history;
-            const Index fed = state_.length(slot), count = (std::min)(options_.prefill_chunk, static_cast<Index>(history.size()) - fed);
+            const Index fed = state_.length(slot),
+                        count = (std::min)(options_.prefill_chunk, static_cast<Index>(history.size()) - fed);
             fresh.insert(fresh.end(), history.begin() + fed, history.begin() + fed + count);
             counts.push_back(count);
         }
@@ -143,8 +148,9 @@ private:
     void draw(Member& sequence, std::span<const T> logits) {
         std::int32_t token = 0;
         try {
-            token = sequence.sampler.sample(options_.vocabulary == 0 ? logits : logits.first(to_size(options_.vocabulary)),
-                                            Tokens(sequence.history));
+            token =
+                sequence.sampler.sample(options_.vocabulary == 0 ? logits : logits.first(to_size(options_.vocabulary)),
+                                        Tokens(sequence.history));
         } catch (const Error& error) {
             sequence.finish = Finish::failed;
             sequence.error = error.what();
@@ -170,7 +176,8 @@ template <class Model>
 class Generation {
 public:
     Generation(Model& model, Tokens prompt, GenerateOptions options = {})
-        : batch_(model, std::vector<std::vector<std::int32_t>>(1, {prompt.begin(), prompt.end()}), std::move(options)) {}
+        : batch_(model, std::vector<std::vector<std::int32_t>>(1, {prompt.begin(), prompt.end()}), std::move(options)) {
+    }
 
     /// The next token, or nothing once generation has finished.
     std::optional<std::int32_t> next() {

@@ -1,6 +1,7 @@
 #pragma once
-// Ends a stream of text at the first of some strings to become whole, of several at once the longest, wherever the borders
-// of the pieces fall: text that may be the beginning of a stop string is held back until it is clear whether it is one.
+// Ends a stream of text at the first of some strings to become whole, of several at once the longest, wherever the
+// borders of the pieces fall: text that may be the beginning of a stop string is held back until it is clear whether it
+// is one.
 
 #include <algorithm>
 #include <string>
@@ -15,7 +16,8 @@ namespace kimik3 {
 class StopStrings {
 public:
     explicit StopStrings(std::vector<std::string> stops = {}) : stops_(std::move(stops)) {
-        for (const std::string& stop : stops_) require(!stop.empty(), "a stop string has at least one character, got '{}'", stop);
+        for (const std::string& stop : stops_)
+            require(!stop.empty(), "a stop string has at least one character, got '{}'", stop);
     }
 
     /// Takes in a piece and returns the text that is now certain to come before any stop string.
@@ -47,7 +49,8 @@ private:
         std::size_t longest = 0;
         for (const std::string& stop : stops_) {
             for (std::size_t length = (std::min)(stop.size() - 1, held_.size()); length > longest; --length) {
-                if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length)) longest = length;
+                if (std::string_view(held_).substr(held_.size() - length) == std::string_view(stop).substr(0, length))
+                    longest = length;
             }
         }
         return longest;

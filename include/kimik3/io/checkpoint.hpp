@@ -26,9 +26,16 @@ namespace detail {
 
 inline std::string position_json(const TrainingPosition& p) {
     const nlohmann::json json = {
-        {"step", p.step}, {"optimizer_steps", p.optimizer_steps}, {"tokens", p.tokens},
-        {"data", {{"shards", p.data.shards}, {"seed", p.data.seed}, {"order", static_cast<int>(p.data.order)}, {"seq", p.data.seq},
-                  {"epoch", p.data.epoch}, {"window", p.data.window}}},
+        {"step", p.step},
+        {"optimizer_steps", p.optimizer_steps},
+        {"tokens", p.tokens},
+        {"data",
+         {{"shards", p.data.shards},
+          {"seed", p.data.seed},
+          {"order", static_cast<int>(p.data.order)},
+          {"seq", p.data.seq},
+          {"epoch", p.data.epoch},
+          {"window", p.data.window}}},
         {"spike_guard", {{"average", p.spike_guard.average}, {"seen", p.spike_guard.seen}}},
     };
     return json.dump();
@@ -36,17 +43,21 @@ inline std::string position_json(const TrainingPosition& p) {
 
 inline TrainingPosition parse_position(const std::string& text, const std::string& source) {
     try {
-        const nlohmann::json json = nlohmann::json::parse(text), &data = json.at("data"), &guard = json.at("spike_guard");
+        const nlohmann::json json = nlohmann::json::parse(text), &data = json.at("data"),
+                             &guard = json.at("spike_guard");
         const auto whole = [&](const nlohmann::json& from, const char* name) -> nlohmann::json {
-            require(from.at(name).is_number_integer(), "'{}' does not hold the position of a run: {} is no whole number", source, name);
+            require(from.at(name).is_number_integer(),
+                    "'{}' does not hold the position of a run: {} is no whole number", source, name);
             return from.at(name);
         };
         const Index order = whole(data, "order");
         require(order == static_cast<Index>(Order::sequential) || order == static_cast<Index>(Order::shuffled),
                 "'{}' has the unknown data order {}", source, order);
-        return {whole(json, "step"), whole(json, "optimizer_steps"), whole(json, "tokens"),
-                {whole(data, "shards"), whole(data, "seed"), static_cast<Order>(order), whole(data, "seq"), whole(data, "epoch"),
-                 whole(data, "window")},
+        return {whole(json, "step"),
+                whole(json, "optimizer_steps"),
+                whole(json, "tokens"),
+                {whole(data, "shards"), whole(data, "seed"), static_cast<Order>(order), whole(data, "seq"),
+                 whole(data, "epoch"), whole(data, "window")},
                 {guard.at("average"), whole(guard, "seen")}};
     } catch (const nlohmann::json::exception& problem) {
         fail("'{}' does not hold the position of a run: {}", source, problem.what());
@@ -58,9 +69,11 @@ inline void require_same_model(ModelConfig stored, const ModelConfig& config, co
     stored.kda_implementation = config.kda_implementation;
     stored.kda_chunk_size = config.kda_chunk_size;
     if (stored == config) return;
-    const auto changes = nlohmann::json::diff(nlohmann::json::parse(format_config_json(config)), nlohmann::json::parse(format_config_json(stored)));
+    const auto changes = nlohmann::json::diff(nlohmann::json::parse(format_config_json(config)),
+                                              nlohmann::json::parse(format_config_json(stored)));
     std::string fields;
-    for (const auto& change : changes) fields += (fields.empty() ? "" : ", ") + change.at("path").get<std::string>().substr(1);
+    for (const auto& change : changes)
+        fields += (fields.empty() ? "" : ", ") + change.at("path").get<std::string>().substr(1);
     fail("'{}' describes another model than this one: {} differ", source, fields);
 }
 
@@ -89,9 +102,11 @@ std::vector<typename Model::A> read_weights(const std::string& path, const Model
                 listed(tensor.shape), listed(shape));
     }
     for (const auto& [name, tensor] : file.tensors())
-        require(wanted.contains(name), "'{}' has a tensor '{}' that the model has no place for", path, shown_name(name));
+        require(wanted.contains(name), "'{}' has a tensor '{}' that the model has no place for", path,
+                shown_name(name));
     std::vector<typename Model::A> values(to_size(model.weights().size));
-    for (const ParameterInfo& tensor : model.parameters()) file.read(tensor.name, values.data() + tensor.offset, tensor.count);
+    for (const ParameterInfo& tensor : model.parameters())
+        file.read(tensor.name, values.data() + tensor.offset, tensor.count);
     return values;
 }
 
@@ -105,15 +120,15 @@ std::vector<typename Model::A> read_model(const std::filesystem::path& folder, c
 
 }  // namespace detail
 
-/// Reads every parameter of the model. The file holds each, in its shape, and nothing else; otherwise an Error names the
-/// tensor and the model stays as it was.
+/// Reads every parameter of the model. The file holds each, in its shape, and nothing else; otherwise an Error names
+/// the tensor and the model stays as it was.
 template <class Model>
 void load_weights(const std::string& path, Model& model) {
     std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
 }
 
-/// Writes a checkpoint folder, in place of one that is there; with a trainer, all that its run needs to go on. extra_files are
-/// copied into it under their own names.
+/// Writes a checkpoint folder, in place of one that is there; with a trainer, all that its run needs to go on.
+/// extra_files are copied into it under their own names.
 template <class Model>
 void save_checkpoint(const std::filesystem::path& folder, const Model& model, const Trainer<Model>* trainer,
                      const std::vector<std::filesystem::path>& extra_files = {}) {
@@ -130,14 +145,16 @@ void save_checkpoint(const std::filesystem::path& folder, const Model& model, co
     for (const auto& file : extra_files) {
         std::error_code problem;
         std::filesystem::copy_file(file, whole.path() / file.filename(), problem);
-        require(!problem, "'{}' cannot be copied into the checkpoint '{}': {}", file.string(), folder.string(), problem.message());
+        require(!problem, "'{}' cannot be copied into the checkpoint '{}': {}", file.string(), folder.string(),
+                problem.message());
     }
     whole.commit();
 }
 
 /// The same of a model alone.
 template <class Model>
-void save_model(const std::filesystem::path& folder, const Model& model, const std::vector<std::filesystem::path>& extra_files = {}) {
+void save_model(const std::filesystem::path& folder, const Model& model,
+                const std::vector<std::filesystem::path>& extra_files = {}) {
     save_checkpoint(folder, model, static_cast<const Trainer<Model>*>(nullptr), extra_files);
 }
 
@@ -147,8 +164,8 @@ void load_model(const std::filesystem::path& folder, Model& model) {
     std::ranges::copy(detail::read_model(folder, model), model.weights().begin());
 }
 
-/// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is refused
-/// before anything is replaced.
+/// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is
+/// refused before anything is replaced.
 template <class Model>
 void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& trainer) {
     const std::string path = (folder / "training.safetensors").string();

@@ -26,8 +26,10 @@ public:
     Buffer() = default;
     explicit Buffer(Index count) : size_(count) {
         if (count == 0) return;
-        require(count > 0 && to_size(count) <= SIZE_MAX / sizeof(T), "a buffer holds 0 to {} elements, got {}", SIZE_MAX / sizeof(T), count);
-        void* memory = ::operator new(to_size(count) * sizeof(T), std::align_val_t{to_size(alignment_bytes)}, std::nothrow);
+        require(count > 0 && to_size(count) <= SIZE_MAX / sizeof(T), "a buffer holds 0 to {} elements, got {}",
+                SIZE_MAX / sizeof(T), count);
+        void* memory =
+            ::operator new (to_size(count) * sizeof(T), std::align_val_t{to_size(alignment_bytes)}, std::nothrow);
         require(memory != nullptr, "out of memory: {} bytes were asked for", to_size(count) * sizeof(T));
         std::memset(memory, 0, to_size(count) * sizeof(T));
         data_.reset(static_cast<T*>(memory));
@@ -78,7 +80,8 @@ private:
         used_bytes_ += round_up(count * static_cast<Index>(sizeof(T)), alignment_bytes);
         peak_bytes_ = (std::max)(peak_bytes_, used_bytes_);
         if (measuring()) return nullptr;
-        require(used_bytes_ <= capacity_bytes_, "the arena holds {} bytes, {} were asked for", capacity_bytes_, used_bytes_);
+        require(used_bytes_ <= capacity_bytes_, "the arena holds {} bytes, {} were asked for", capacity_bytes_,
+                used_bytes_);
         return reinterpret_cast<T*>(block_ + begin);
     }
 
