@@ -1,7 +1,9 @@
 #pragma once
 // The CPU backend: a tag and a context. The context owns a team of threads which spins for a moment before it sleeps,
-// so that starting a parallel loop costs less than a microsecond while a model runs. Results never depend on the
-// number of threads: a loop body owns what it writes, and sums are split at fixed places.
+// so that starting a parallel loop costs less than a microsecond while a model runs. Ranges and tasks go to whichever
+// thread comes for them, and the caller never waits for a thread that has not come: on a busy machine a loop takes no
+// longer than on one thread. Results never depend on the number of threads: a loop body owns what it writes, and sums are
+// split at fixed places.
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +25,7 @@ struct Cpu {};
 
 namespace detail {
 
-/// Runs one job on all its threads at a time; the caller is thread 0.
+/// Runs one job at a time on the threads that are free for it; the caller is thread 0.
 class ThreadTeam {
 public:
     explicit ThreadTeam(int threads) {
@@ -32,40 +34,53 @@ public:
     ThreadTeam(const ThreadTeam&) = delete;
     ThreadTeam& operator=(const ThreadTeam&) = delete;
     ~ThreadTeam() {
-        run(nullptr, nullptr);
+        open(nullptr, nullptr);
         for (std::thread& worker : workers_) worker.join();
     }
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-    /// Calls body(argument, thread) on every thread and waits for all; the first exception is thrown to the caller.
+    /// Calls body(argument, thread) on the caller, and on every other thread that comes before the caller's call has
+    /// returned; waits for those that came. The first exception is thrown to the caller.
     void run(void (*body)(void*, int), void* argument) {
-        body_ = body;
-        argument_ = argument;
-        pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-        {
-            const std::lock_guard lock(mutex_);
-            generation_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
-        if (body == nullptr) return;
+        open(body, argument);
         attempt(0);
-        while (pending_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+        state_.fetch_and(~is_open, std::memory_order_relaxed);
+        for (int turn = 0; (state_.load(std::memory_order_acquire) & busy) != 0; ++turn) wait_a_little(turn);
         if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
     }
 
 private:
+    // state_: the number of the job above, then whether it may still be joined, then how many workers are at it.
+    static constexpr std::uint64_t busy = 0xffff, is_open = 0x10000, next_job = 0x20000;
+
+    void open(void (*body)(void*, int), void* argument) {
+        body_ = body;
+        argument_ = argument;
+        {
+            const std::lock_guard lock(mutex_);
+            state_.store(((state_.load(std::memory_order_relaxed) / next_job + 1) * next_job) | is_open, std::memory_order_release);
+        }
+        wake_.notify_all();
+    }
+
     void work(int thread) {
-        for (unsigned seen = 0;;) {
-            for (int spin = 0; spin < 20000 && generation_.load(std::memory_order_acquire) == seen; ++spin) pause();
-            if (generation_.load(std::memory_order_acquire) == seen) {
+        for (std::uint64_t seen = 0;;) {
+            const auto waiting = [&] {
+                const std::uint64_t state = state_.load(std::memory_order_acquire);
+                return state / next_job == seen || (state & is_open) == 0;
+            };
+            for (int turn = 0; turn < 20000 && waiting(); ++turn) wait_a_little(turn);
+            if (waiting()) {
                 std::unique_lock lock(mutex_);
-                wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+                wake_.wait(lock, [&] { return !waiting(); });
             }
-            ++seen;
+            std::uint64_t state = state_.load(std::memory_order_acquire);
+            if ((state & is_open) == 0 || !state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire)) continue;
+            seen = state / next_job;
             if (body_ == nullptr) return;
             attempt(thread);
-            pending_.fetch_sub(1, std::memory_order_release);
+            state_.fetch_sub(1, std::memory_order_release);
         }
     }
 
@@ -78,18 +93,18 @@ private:
         }
     }
 
-    static void pause() {
+    /// Now and then another thread may have the processor.
+    static void wait_a_little(int turn) {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
         __builtin_ia32_pause();
-#else
-        std::this_thread::yield();
+        if (turn % 64 != 63) return;
 #endif
+        std::this_thread::yield();
     }
 
     void (*body_)(void*, int) = nullptr;
     void* argument_ = nullptr;
-    std::atomic<unsigned> generation_{0};
-    std::atomic<int> pending_{0};
+    std::atomic<std::uint64_t> state_{0};
     std::mutex mutex_;
     std::condition_variable wake_;
     std::exception_ptr error_;
@@ -111,18 +126,13 @@ public:
 
     int threads() const { return team_->size(); }
 
-    /// body(begin, end) over [0, count), one contiguous range a thread. grain is the least worth a thread of its own,
-    /// and ranges begin at multiples of it.
+    /// body(begin, end) over [0, count) in contiguous ranges, as many as threads. grain is the least worth a thread of its
+    /// own, and ranges begin at multiples of it.
     template <class Body>
     void parallel(Index count, Index grain, Body&& body) const {
         const Index units = ceil_div(count, grain), parts = std::min<Index>(units, threads());
-        if (parts <= 1) {
-            if (count > 0) body(Index{0}, count);
-            return;
-        }
-        on_every_thread([&](int thread) {
-            const Index begin = units * thread / parts * grain, end = (std::min)(count, units * (thread + 1) / parts * grain);
-            if (thread < parts && begin < end) body(begin, end);
+        parallel_tasks(parts, [&](Index part, int) {
+            body(units * part / parts * grain, (std::min)(count, units * (part + 1) / parts * grain));
         });
     }
 
@@ -130,14 +140,7 @@ public:
     /// unequal. thread < threads() names the private workspace.
     template <class Body>
     void parallel_tasks(Index count, Body&& body) const {
-        if (count <= 1 || threads() == 1) {
-            for (Index task = 0; task < count; ++task) body(task, 0);
-            return;
-        }
-        std::atomic<Index> next{0};
-        on_every_thread([&](int thread) {
-            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(task, thread);
-        });
+        run({[](void* of, Index task, int thread) { (*static_cast<std::remove_reference_t<Body>*>(of))(task, thread); }, &body, count});
     }
 
     /// count numbers of scratch memory that belong to one thread until it asks again. It grows when it must and is then
@@ -153,10 +156,20 @@ public:
     }
 
 private:
-    template <class Body>
-    void on_every_thread(Body&& body) const {
-        using Plain = std::remove_reference_t<Body>;
-        team_->run([](void* argument, int thread) { (*static_cast<Plain*>(argument))(thread); }, &body);
+    /// Not a template, so that a body costs the compiler one call and no loop.
+    struct Tasks {
+        void (*body)(void*, Index, int);
+        void* argument;
+        Index count;
+        std::atomic<Index> next{0};
+
+        void take(int thread) {
+            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(argument, task, thread);
+        }
+    };
+    void run(Tasks tasks) const {
+        if (tasks.count <= 1 || threads() == 1) return tasks.take(0);
+        team_->run([](void* of, int thread) { static_cast<Tasks*>(of)->take(thread); }, &tasks);
     }
 
     std::shared_ptr<detail::ThreadTeam> team_;
