@@ -1,0 +1,68 @@
+#pragma once
+// The matrix products of a training step of a model, without anything else: for every linear layer, every expert at the
+// number of tokens that its router sent it, and the head, forward, gradient of the input and gradient of the weights, by
+// Eigen's own product with the rows of the result split over the threads. All products share the memory of x, y and
+// their gradients, which the caches therefore hold better than a model's; weights and their gradients are the model's own.
+
+#include <string>
+
+#include "kimik3/model/kimi_k3.hpp"
+#include "support.hpp"
+
+namespace kimik3::bench {
+
+class Products {
+public:
+    /// model: after one training step on that many tokens whose balancing statistics have not been taken.
+    template <class Model>
+    Products(const Model& model, Index tokens) {
+        Index widest = 0, layer = -1, expert = 0;
+        std::string before;
+        for (const ParameterInfo& tensor : model.parameters()) {
+            if (!tensor.rule.decay || tensor.shape.size() != 2) continue;  // norms, convolutions, scorers
+            Index rows = tokens;
+            if (tensor.experts > 0) {
+                layer = std::stoll(tensor.name.substr(std::string("model.layers.").size()));
+                const auto at = tensor.name.find(".experts.") + std::string(".experts.").size();
+                expert = std::stoll(tensor.name.substr(at));
+                rows = static_cast<Index>(model.balances()[to_size(layer)].load[expert]);
+            }
+            const Index out = tensor.shape[0], in = tensor.shape[1];
+            list_.push_back({rows, {model.weights().data + tensor.offset, out, in}, {model.gradients().data + tensor.offset, out, in}});
+            flops_ += 6.0 * static_cast<double>(rows * out * in);
+            widest = (std::max)(widest, (std::max)(in, out));
+        }
+        for (Numbers* m : {&x_, &dx_, &y_, &dy_}) *m = Numbers(tokens, widest);
+    }
+
+    double flops() const { return flops_; }
+
+    void run() const {
+        for (const Linear& l : list_) {
+            const auto x = of(x_, l.rows, l.w.cols), dx = of(dx_, l.rows, l.w.cols), y = of(y_, l.rows, l.w.rows), dy = of(dy_, l.rows, l.w.rows);
+            product(y, [&](auto to, Index first, Index count) { to.noalias() = eigen(x.middle_rows(first, count)) * eigen(l.w).transpose(); });
+            product(dx, [&](auto to, Index first, Index count) { to.noalias() = eigen(dy.middle_rows(first, count)) * eigen(l.w); });
+            product(l.dw, [&](auto to, Index first, Index count) { to.noalias() += eigen(dy.middle_cols(first, count)).transpose() * eigen(x); });
+        }
+    }
+
+private:
+    struct Linear {
+        Index rows;
+        MatrixView<float> w, dw;
+    };
+
+    static MatrixView<float> of(const Numbers& memory, Index rows, Index cols) { return {memory.view.data, rows, cols}; }
+    static auto eigen(MatrixView<float> m) { return detail::eigen(m); }
+
+    template <class Body>
+    static void product(MatrixView<float> to, Body&& body) {
+        context().parallel(to.rows, 8, [&](Index first, Index last) { body(eigen(to.middle_rows(first, last - first)), first, last - first); });
+    }
+
+    std::vector<Linear> list_;
+    Numbers x_{0, 0}, dx_{0, 0}, y_{0, 0}, dy_{0, 0};
+    double flops_ = 0;
+};
+
+}  // namespace kimik3::bench

@@ -1,0 +1,93 @@
+#pragma once
+// What the benchmarks share: matrices with numbers in them, a clock, and the ceilings of this machine, each measured on
+// all threads of the context: the rate of Eigen's product, of multiplying and adding in registers, of reading.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <vector>
+
+#include "kimik3/core/rng.hpp"
+#include "kimik3/ops/cpu/matmul.hpp"
+#include "kimik3/tensor/arena.hpp"
+
+namespace kimik3::bench {
+
+/// The context of all benchmarks: as many threads as the environment variable KIMIK3_THREADS says, else all.
+inline const Context<Cpu>& context() {
+    static const char* const threads = std::getenv("KIMIK3_THREADS");
+    static const Context<Cpu> ctx(threads != nullptr ? std::atoi(threads) : 0);
+    return ctx;
+}
+
+/// A matrix of its own, filled with numbers in (-1, 1).
+struct Numbers {
+    Buffer<float> memory;
+    MatrixView<float> view;
+
+    Numbers(Index rows, Index cols, std::uint64_t seed = 1) : memory(rows * cols), view(memory.data(), rows, cols) {
+        Philox numbers(seed);
+        for (float& value : memory) value = static_cast<float>(2.0 * numbers.uniform() - 1.0);
+    }
+    operator MatrixView<const float>() const { return view; }
+    VectorView<float> vector() const { return memory.view(); }
+};
+
+/// Wall time; with one thread processor time, so that what else the machine does hardly counts.
+template <class Work>
+double seconds(Work&& work) {
+    const bool alone = context().threads() == 1;
+    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t processor = std::clock();
+    work();
+    if (alone) return static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// The best of several runs, in units of work a second.
+template <class Work>
+double best_rate(double work, Work&& run) {
+    double best = 0.0;
+    for (int repeat = 0; repeat < 9; ++repeat) best = (std::max)(best, work / seconds(run));
+    return best;
+}
+
+/// Operations a second of y [rows, out] = x [rows, in] w[out, in]^T.
+inline double product_rate(Index rows, Index in, Index out) {
+    const Numbers x(rows, in), w(out, in), y(rows, out);
+    return best_rate(2.0 * static_cast<double>(rows * in * out), [&] { matmul_nt(context(), x, w, y.view, Add::no); });
+}
+
+/// Multiplications and additions a second of all threads, from registers.
+inline double fma_rate() {
+    constexpr int chains = 12, turns = 1'000'000;
+    const Numbers sums(context().threads(), 64);
+    const double work = 2.0 * chains * turns * static_cast<double>(detail::lane_width<float> * context().threads());
+    return best_rate(work, [&] {
+        context().parallel(context().threads(), 1, [&](Index first, Index last) {
+            for (Index t = first; t < last; ++t) {
+                detail::Lane<float> sum[chains];
+                for (auto& lane : sum) lane = detail::lane(sums.view(t, 0));
+                const detail::Lane<float> a = detail::lane(0.999f), b = detail::lane(0.001f);
+                for (int turn = 0; turn < turns; ++turn)
+                    for (auto& lane : sum) lane = lane * a + b;
+                for (auto& lane : sum) sums.view(t, 1) += lane.sum();
+            }
+        });
+    });
+}
+
+/// Bytes a second that all threads read, going round and round a buffer of that many bytes.
+inline double read_rate(double bytes) {
+    constexpr Index row = 4096;
+    const Index rows = static_cast<Index>(bytes / (row * sizeof(float)));
+    const Numbers memory(rows, row), sums(rows, 1);
+    return best_rate(4.0 * static_cast<double>(rows * row), [&] {
+        context().parallel(rows, 1, [&](Index first, Index last) {
+            for (Index n = first; n < last; ++n) sums.view(n, 0) = detail::dot(memory.view.row(n), memory.view.row(n), row);
+        });
+    });
+}
+
+}  // namespace kimik3::bench
