@@ -68,7 +68,7 @@ inline double fma_rate() {
         context().parallel(context().threads(), 1, [&](Index first, Index last) {
             for (Index t = first; t < last; ++t) {
                 detail::Lane<float> sum[chains];
-                for (auto& lane : sum) lane = detail::lane(sums.view(t, 0));
+                for (int c = 0; c < chains; ++c) sum[c] = detail::lane(sums.view(t, c));
                 const detail::Lane<float> a = detail::lane(0.999f), b = detail::lane(0.001f);
                 for (int turn = 0; turn < turns; ++turn)
                     for (auto& lane : sum) lane = lane * a + b;
