@@ -1,7 +1,8 @@
 #pragma once
-// Everything that reads and writes files of models: link kimik3::io.
+// Everything that reads and writes files of models, and the models: link kimik3::io.
 
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
+#include "kimik3/kimik3.hpp"
