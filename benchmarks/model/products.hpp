@@ -23,12 +23,12 @@ public:
             Index rows = tokens;
             if (tensor.experts > 0) {
                 layer = std::stoll(tensor.name.substr(std::string("model.layers.").size()));
-                const auto at = tensor.name.find(".experts.") + std::string(".experts.").size();
-                expert = std::stoll(tensor.name.substr(at));
+                expert = std::stoll(tensor.name.substr(tensor.name.find(".experts.") + std::string(".experts.").size()));
                 rows = static_cast<Index>(model.balances()[to_size(layer)].load[expert]);
             }
             const Index out = tensor.shape[0], in = tensor.shape[1];
-            list_.push_back({rows, {model.weights().data + tensor.offset, out, in}, {model.gradients().data + tensor.offset, out, in}});
+            const Index at = tensor.offset;
+            list_.push_back({rows, {model.weights().data + at, out, in}, {model.gradients().data + at, out, in}});
             flops_ += 6.0 * static_cast<double>(rows * out * in);
             widest = (std::max)(widest, (std::max)(in, out));
         }
@@ -39,10 +39,17 @@ public:
 
     void run() const {
         for (const Linear& l : list_) {
-            const auto x = of(x_, l.rows, l.w.cols), dx = of(dx_, l.rows, l.w.cols), y = of(y_, l.rows, l.w.rows), dy = of(dy_, l.rows, l.w.rows);
-            product(y, [&](auto to, Index first, Index count) { to.noalias() = eigen(x.middle_rows(first, count)) * eigen(l.w).transpose(); });
-            product(dx, [&](auto to, Index first, Index count) { to.noalias() = eigen(dy.middle_rows(first, count)) * eigen(l.w); });
-            product(l.dw, [&](auto to, Index first, Index count) { to.noalias() += eigen(dy.middle_cols(first, count)).transpose() * eigen(x); });
+            const auto x = of(x_, l.rows, l.w.cols), dx = of(dx_, l.rows, l.w.cols);
+            const auto y = of(y_, l.rows, l.w.rows), dy = of(dy_, l.rows, l.w.rows);
+            product(y, [&](auto to, Index first, Index count) {
+                to.noalias() = eigen(x.middle_rows(first, count)) * eigen(l.w).transpose();
+            });
+            product(dx, [&](auto to, Index first, Index count) {
+                to.noalias() = eigen(dy.middle_rows(first, count)) * eigen(l.w);
+            });
+            product(l.dw, [&](auto to, Index first, Index count) {
+                to.noalias() += eigen(dy.middle_cols(first, count)).transpose() * eigen(x);
+            });
         }
     }
 
@@ -57,7 +64,9 @@ private:
 
     template <class Body>
     static void product(MatrixView<float> to, Body&& body) {
-        context().parallel(to.rows, 8, [&](Index first, Index last) { body(eigen(to.middle_rows(first, last - first)), first, last - first); });
+        context().parallel(to.rows, 8, [&](Index first, Index last) {
+            body(eigen(to.middle_rows(first, last - first)), first, last - first);
+        });
     }
 
     std::vector<Linear> list_;

@@ -54,7 +54,9 @@ void train_step(benchmark::State& state) {
     state.counters["fma"] = 1e-9 * fma;
 }
 
-void arguments(benchmark::internal::Benchmark* b) { b->Args({8, 256})->Iterations(7)->UseManualTime()->Unit(benchmark::kMillisecond); }
+void arguments(benchmark::internal::Benchmark* b) {
+    b->Args({8, 256})->Iterations(7)->UseManualTime()->Unit(benchmark::kMillisecond);
+}
 
 BENCHMARK_TEMPLATE(train_step, presets::small, OptimizerKind::adamw)->Apply(arguments);
 BENCHMARK_TEMPLATE(train_step, presets::small, OptimizerKind::muon)->Apply(arguments);

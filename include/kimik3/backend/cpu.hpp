@@ -59,7 +59,8 @@ private:
         argument_ = argument;
         {
             const std::lock_guard lock(mutex_);
-            state_.store(((state_.load(std::memory_order_relaxed) / next_job + 1) * next_job) | is_open, std::memory_order_release);
+            const std::uint64_t job = state_.load(std::memory_order_relaxed) / next_job + 1;
+            state_.store(job * next_job | is_open, std::memory_order_release);
         }
         wake_.notify_all();
     }
@@ -140,7 +141,8 @@ public:
     /// unequal. thread < threads() names the private workspace.
     template <class Body>
     void parallel_tasks(Index count, Body&& body) const {
-        run({[](void* of, Index task, int thread) { (*static_cast<std::remove_reference_t<Body>*>(of))(task, thread); }, &body, count});
+        using Plain = std::remove_reference_t<Body>;
+        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, &body, count});
     }
 
     /// count numbers of scratch memory that belong to one thread until it asks again. It grows when it must and is then
