@@ -52,6 +52,8 @@ template <class Visit>
 class PrefixedVisit {
 public:
     PrefixedVisit(std::string prefix, Visit& visit) : prefix_(std::move(prefix)), visit_(visit) {}
+    /// A prefix behind a prefix.
+    PrefixedVisit(const std::string& prefix, PrefixedVisit<Visit>& outer) : PrefixedVisit(outer.prefix_ + prefix, outer.visit_) {}
 
     template <class View, class... Rest>
     void operator()(std::string_view name, View& view, Rest&&... rest) {
@@ -66,5 +68,8 @@ private:
     std::string prefix_;
     Visit& visit_;
 };
+
+template <class Visit>
+PrefixedVisit(std::string, PrefixedVisit<Visit>&) -> PrefixedVisit<Visit>;
 
 }  // namespace kimik3

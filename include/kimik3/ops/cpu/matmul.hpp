@@ -4,6 +4,8 @@
 // the speed of memory. Both paths give a row the same result however many rows stand beside it, the first in multiples
 // of few_rows rows.
 
+#include <algorithm>
+
 #include "kimik3/backend/cpu.hpp"
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cpu/lanes.hpp"
@@ -15,44 +17,44 @@ namespace detail {
 /// Below this many rows a product with b^T reads b once (and the product kernel would work on padding).
 inline constexpr Index few_rows = 8;
 
-template <class T>
-using EigenMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-template <class T>
-using EigenMap = Eigen::Map<EigenMatrix<T>, 0, Eigen::OuterStride<>>;
-template <class T>
-using EigenConstMap = Eigen::Map<const EigenMatrix<T>, 0, Eigen::OuterStride<>>;
-
-template <class T>
-EigenMap<T> eigen(MatrixView<T> m) {
-    return {m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride)};
-}
-template <class T>
-EigenConstMap<T> eigen(MatrixView<const T> m) {
-    return {m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride)};
+/// result += lhs rhs on one thread, all as Eigen's kernel takes them: result [rows, cols] by columns, lhs [rows, depth] and
+/// rhs [depth, cols] in the order named. This is the entry that Eigen's expressions end in. Without the paths that they
+/// choose before it for tiny and one-row products, an element's sum has one order, and every user's build is shorter.
+template <class T, int lhs_order, int rhs_order>
+void add_product(Index rows, Index cols, Index depth, const T* lhs, Index lhs_stride, const T* rhs, Index rhs_stride,
+                 T* result, Index result_stride) {
+    constexpr int any = Eigen::Dynamic;
+    if (rows == 0 || cols == 0 || depth == 0) return;
+    Eigen::internal::gemm_blocking_space<Eigen::ColMajor, T, T, any, any, any> blocking(rows, cols, depth, 1, true);
+    Eigen::internal::general_matrix_matrix_product<Eigen::Index, T, lhs_order, false, T, rhs_order, false, Eigen::ColMajor,
+                                                   1>::run(rows, cols, depth, lhs, lhs_stride, rhs, rhs_stride, result, 1,
+                                                           result_stride, T(1), blocking, nullptr);
 }
 
-template <class T, class A, class B>
-void store_product(const A& a, const B& b, MatrixView<T> c, Add add) {
-    if (add == Add::no) eigen(c).setZero();
-    eigen(c).noalias() += a * b;
+template <class T>
+void clear_unless(Add add, MatrixView<T> c) {
+    for (Index r = 0; add == Add::no && r < c.rows; ++r) std::fill_n(c.row(r), c.cols, T(0));
 }
 
-/// Products on one thread, for operations that share out their own work.
+/// Products on one thread, for operations that share out their own work. Rows of c are columns of the kernel's result.
 template <class T>
 void local_matmul_nt(In<T> a, In<T> b, Out<T> c, Add add) {
-    store_product(eigen(a), eigen(b).transpose(), c, add);
+    clear_unless(add, c);
+    add_product<T, Eigen::RowMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data, c.stride);
 }
 template <class T>
 void local_matmul_nn(In<T> a, In<T> b, Out<T> c, Add add) {
-    store_product(eigen(a), eigen(b), c, add);
+    clear_unless(add, c);
+    add_product<T, Eigen::ColMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data, c.stride);
 }
 template <class T>
 void local_matmul_tn(In<T> a, In<T> b, Out<T> c, Add add) {
-    store_product(eigen(a).transpose(), eigen(b), c, add);
+    clear_unless(add, c);
+    add_product<T, Eigen::ColMajor, Eigen::RowMajor>(c.cols, c.rows, a.rows, b.data, b.stride, a.data, a.stride, c.data, c.stride);
 }
 
-/// body(first, last) over ranges of rows of c, one a thread: they begin at multiples of few_rows and none is shorter, since
-/// Eigen takes another path, with sums in another order, for a single row.
+/// body(first, last) over ranges of rows of c, one a thread: they begin at multiples of few_rows and none is shorter, so
+/// that the kernel groups rows as it does without threads.
 template <class Body>
 void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
     const Index units = rows < few_rows ? ceil_div(rows, few_rows) : rows / few_rows;
