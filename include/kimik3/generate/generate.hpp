@@ -133,7 +133,7 @@ private:
             fresh.insert(fresh.end(), history.begin() + fed, history.begin() + fed + count);
             counts.push_back(count);
         }
-        const auto logits = model_->step(state_, fresh, counts, slots);
+        const auto logits = on_host(model_->context(), model_->step(state_, fresh, counts, slots), logits_);
         std::vector<Index> left;
         for (std::size_t row = 0; row < slots.size(); ++row) {
             Member& sequence = sequences_[to_size(slots[row])];
@@ -169,6 +169,7 @@ private:
     GenerateOptions options_;
     typename Model::State state_;
     std::vector<Member> sequences_;
+    std::vector<typename Model::Number> logits_;  // on the host, where the model computes elsewhere
 };
 
 /// One prompt's generation as an input range of token ids. A failure is thrown where the next token was asked for.

@@ -3,11 +3,11 @@
 // taken in. A DecodingState holds slots, one sequence each. It is a value: a copy is a snapshot, and copy_slot branches a
 // sequence. A recurrent state cannot forget its last tokens, so it is shortened only to nothing; go back by a snapshot.
 
-#include <cstring>
 #include <span>
 #include <vector>
 
 #include "kimik3/model/model_params.hpp"
+#include "kimik3/tensor/transfer.hpp"
 
 namespace kimik3 {
 
@@ -18,8 +18,8 @@ public:
     using LayerState = typename BlockLayer<Block, Backend, T>::State;
 
     /// Room for slots sequences of up to max_len tokens, all empty.
-    DecodingState(const ModelConfig& config, Index slots, Index max_len)
-        : config_(&config), max_len_(max_len), lengths_(to_size(slots), 0) {
+    DecodingState(Context<Backend> ctx, const ModelConfig& config, Index slots, Index max_len)
+        : ctx_(std::move(ctx)), config_(&config), max_len_(max_len), lengths_(to_size(slots), 0) {
         require(slots >= 1, "a decoding state has at least one slot, got {}", slots);
         require(max_len >= 1 && max_len <= config.max_seq_len, "a decoding state holds 1 to {} tokens a sequence, got {}",
                 config.max_seq_len, max_len);
@@ -29,8 +29,8 @@ public:
         rebind();
     }
     DecodingState(const DecodingState& other)
-        : config_(other.config_), max_len_(other.max_len_), lengths_(other.lengths_), memory_(other.memory_.size()) {
-        std::memcpy(memory_.data(), other.memory_.data(), to_size(memory_.size()));
+        : ctx_(other.ctx_), config_(other.config_), max_len_(other.max_len_), lengths_(other.lengths_), memory_(other.memory_.size()) {
+        copy(ctx_, MatrixView<std::byte>(other.memory_.data(), 1, memory_.size()), MatrixView<std::byte>(memory_.data(), 1, memory_.size()));
         rebind();
     }
     DecodingState(DecodingState&&) noexcept = default;
@@ -57,7 +57,7 @@ public:
     void reset(Index slot) {
         require_slot(slot);
         lengths_[to_size(slot)] = 0;
-        each_row([&](auto rows) { std::memset(rows.row(slot), 0, row_bytes(rows)); });
+        each_row([&](auto rows) { clear(ctx_, rows.middle_rows(slot, 1)); });
     }
 
     /// Makes the sequence in slot to the one in slot from.
@@ -66,7 +66,7 @@ public:
         require_slot(to);
         if (from == to) return;
         lengths_[to_size(to)] = lengths_[to_size(from)];
-        each_row([&](auto rows) { std::memcpy(rows.row(to), rows.row(from), row_bytes(rows)); });
+        each_row([&](auto rows) { copy(ctx_, rows.middle_rows(from, 1), rows.middle_rows(to, 1)); });
     }
 
     /// How new tokens, counts[s] for the sequence in slots[s], are laid out; refuses what does not fit.
@@ -112,12 +112,9 @@ private:
     void each_row(Body&& body) {
         static_for<Layers::size>([&](auto layer) { std::get<layer>(layers_).each(body); });
     }
-    template <class U>
-    static std::size_t row_bytes(MatrixView<U> rows) {
-        return to_size(rows.cols) * sizeof(U);
-    }
     void require_slot(Index slot) const { require(slot >= 0 && slot < slots(), "slots lie in [0, {}), got {}", slots(), slot); }
 
+    Context<Backend> ctx_;
     const ModelConfig* config_;
     Index max_len_;
     std::vector<Index> lengths_;

@@ -6,9 +6,10 @@
 #include <numbers>
 #include <vector>
 
-#include "kimik3/backend/cpu.hpp"
 #include "kimik3/core/rng.hpp"
+#include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
+#include "kimik3/tensor/transfer.hpp"
 
 namespace kimik3 {
 namespace detail {
@@ -50,6 +51,13 @@ void initialise(const Context<Cpu>& ctx, const std::vector<ParameterInfo>& table
     ctx.parallel_tasks(static_cast<Index>(table.size()), [&](Index t, int) {
         detail::initialise_tensor(table[to_size(t)], std_deviation, seed, weights.data);
     });
+}
+template <class Backend, class A>
+void initialise(const Context<Backend>& ctx, const std::vector<ParameterInfo>& table, double std_deviation, std::uint64_t seed,
+                VectorView<A> weights) {
+    const Buffer<A> start(weights.size);
+    initialise(Context<Cpu>(), table, std_deviation, seed, start.view());
+    copy_from_host(ctx, std::span<const A>(start.data(), to_size(start.size())), weights);
 }
 
 }  // namespace kimik3

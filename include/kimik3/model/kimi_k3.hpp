@@ -33,11 +33,12 @@ class KimiK3 {
                   "kimik3: a schedule written by hand has the kinds that layer_types and num_dense_layers of the config name");
 
 public:
+    using Number = T;
     using A = accumulator_t<T>;
     using BackendTag = Backend;
     using State = DecodingState<Layers, Backend, T>;
     static constexpr ModelConfig config = config_value;
-    static_assert(std::is_same_v<T, A>, "kimik3: a model on the CPU computes in float or double");
+    static_assert(std::is_same_v<T, A>, "kimik3: a model computes in float or double");
 
     /// Parameters start from the seed alone (model/initialise.hpp).
     explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
@@ -55,7 +56,7 @@ public:
     const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
     VectorView<A> weights() const { return weights_.view(); }
     VectorView<A> gradients() const { return gradients_.view(); }
-    void zero_gradients() { std::fill(gradients_.begin(), gradients_.end(), A(0)); }
+    void zero_gradients() { clear(ctx_, gradients()); }
 
     /// Whether training keeps all activations (the default) or computes them again.
     void keep(Keep what) { keep_ = what; }
@@ -107,7 +108,7 @@ public:
     MatrixView<const T> logits() { return logits_of(acts_.output.normed); }
 
     /// Room for slots sequences of up to max_len tokens, all empty.
-    State new_state(Index slots, Index max_len = config.max_seq_len) const { return State(config, slots, max_len); }
+    State new_state(Index slots, Index max_len = config.max_seq_len) const { return State(ctx_, config, slots, max_len); }
 
     /// Continues sequences from the state and moves it on: counts[s] new tokens for the sequence in slots[s]. Returns the
     /// logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits() then
@@ -187,9 +188,10 @@ private:
         require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(), targets.size());
         const Index counted = check_targets(targets, config.vocab_size);
         run(tokens, sequences, pass, nullptr);
-        std::copy(targets.begin(), targets.end(), acts_.targets.begin());
-        std::transform(targets.begin(), targets.end(), acts_.counted.begin(),
-                       [](std::int32_t target) { return static_cast<std::uint8_t>(target != ignored_target); });
+        copy_from_host(ctx_, targets, acts_.targets);
+        counted_rows_.clear();
+        for (const std::int32_t target : targets) counted_rows_.push_back(target != ignored_target);
+        copy_from_host(ctx_, counted_rows_, acts_.counted);
         counted_ = counted;
         ready_for_backward_ = pass == Pass::training;
     }
@@ -204,7 +206,7 @@ private:
         check_ids(tokens, config.vocab_size);
         sequences_ = sequences;
         lay_out(sequences_, pass);
-        std::copy(tokens.begin(), tokens.end(), acts_.tokens.begin());
+        copy_from_host(ctx_, tokens, acts_.tokens);
         embedding_forward(ctx_, acts_.tokens, params_.embed_tokens, acts_.embedded);
         Residuals<const T> residuals;
         residuals.prefix = acts_.embedded;
@@ -233,8 +235,8 @@ private:
     }
 
     void blocks_backward() {
-        std::fill_n(acts_.zeroed.data, acts_.zeroed.size(), T(0));
-        std::fill_n(acts_.gradients.prefix.data, acts_.gradients.prefix.size(), T(0));
+        clear(ctx_, acts_.zeroed);
+        clear(ctx_, acts_.gradients.prefix);
         Residuals<T> gradients = acts_.gradients;
         acts_.output.backward(ctx_, config, params_.output_attn_res, grads_.output_attn_res, params_.norm, grads_.norm,
                               residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
@@ -272,9 +274,9 @@ private:
         static_for<layer>([&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
     }
 
-    Loss mean_loss() const {
+    Loss mean_loss() {
         double sum = 0;
-        for (A loss : acts_.head.loss) sum += static_cast<double>(loss);
+        for (A loss : on_host(ctx_, token_losses(), host_losses_)) sum += static_cast<double>(loss);
         const Loss mean{counted_ == 0 ? 0.0 : sum / static_cast<double>(counted_), counted_};
         require(std::isfinite(mean.loss), "the loss is a finite number, got {}", mean.loss);
         return mean;
@@ -291,10 +293,12 @@ private:
     MatrixView<const T> last_rows() {
         const Index count = sequences_.count(), width = config.hidden_size;
         if (last_.size() < count * width) last_ = Buffer<T, Backend>(count * width);
+        const MatrixView<T> last(last_.data(), count, width);
         for (Index s = 0; s < count; ++s) {
-            if (sequences_.length(s) > 0) std::copy_n(acts_.output.normed.row(sequences_.end(s) - 1), width, last_.data() + s * width);
+            if (sequences_.length(s) > 0)
+                copy(ctx_, acts_.output.normed.middle_rows(sequences_.end(s) - 1, 1), last.middle_rows(s, 1));
         }
-        return {last_.data(), count, width};
+        return last;
     }
 
     Context<Backend> ctx_;
@@ -308,6 +312,8 @@ private:
     Acts acts_;
     Sequences sequences_;
     Index counted_ = 0;
+    std::vector<std::uint8_t> counted_rows_;
+    std::vector<A> host_losses_;
     bool ready_for_backward_ = false;
     Buffer<T, Backend> logits_, last_;
 };

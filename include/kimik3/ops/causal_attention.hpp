@@ -22,7 +22,7 @@ namespace kimik3 {
 struct MlaHeads {
     Index count, nope, shared, value;
 
-    Index key() const { return nope + shared; }
+    KIMIK3_HOST_DEVICE Index key() const { return nope + shared; }
     double scale() const { return 1.0 / std::sqrt(static_cast<double>(key())); }
 };
 

@@ -3,6 +3,7 @@
 // that look along time (short convolution, KDA, attention) never look across a border. A training batch, packed
 // documents, ragged prompts and one decode step of many sequences are all this.
 
+#include <span>
 #include <vector>
 
 #include "kimik3/core/error.hpp"
@@ -16,16 +17,16 @@ public:
     /// offsets: 0 = first row of the first sequence, ..., one past the last row; empty sequences are allowed.
     /// For decoding, slots: the row of the decoding state that each sequence uses, and past: how many of its tokens that
     /// state has already taken in; left out, sequence s uses slot s from its start.
-    explicit Sequences(std::vector<Index> offsets, std::vector<Index> slots = {}, std::vector<Index> past = {})
-        : offsets_(std::move(offsets)), slots_(std::move(slots)), past_(std::move(past)) {
-        require(!offsets_.empty() && offsets_.front() == 0, "sequence offsets begin with 0");
-        for (std::size_t s = 1; s < offsets_.size(); ++s) {
-            require(offsets_[s - 1] <= offsets_[s], "sequence offsets never fall, got {} after {}", offsets_[s], offsets_[s - 1]);
-        }
-        require(slots_.empty() || slots_.size() + 1 == offsets_.size(), "{} sequences need as many slots, got {}",
-                offsets_.size() - 1, slots_.size());
-        require(past_.empty() || past_.size() + 1 == offsets_.size(), "{} sequences need as many past lengths, got {}",
-                offsets_.size() - 1, past_.size());
+    explicit Sequences(std::vector<Index> offsets, const std::vector<Index>& slots = {}, const std::vector<Index>& past = {})
+        : count_(static_cast<Index>(offsets.size()) - 1), packed_(std::move(offsets)) {
+        require(!packed_.empty() && packed_.front() == 0, "sequence offsets begin with 0");
+        for (Index s = 0; s < count_; ++s)
+            require(begin(s) <= end(s), "sequence offsets never fall, got {} after {}", end(s), begin(s));
+        const std::size_t count = to_size(count_);
+        require(slots.empty() || slots.size() == count, "{} sequences need as many slots, got {}", count, slots.size());
+        require(past.empty() || past.size() == count, "{} sequences need as many past lengths, got {}", count, past.size());
+        for (Index s = 0; s < count_; ++s) packed_.push_back(slots.empty() ? s : slots[to_size(s)]);
+        for (Index s = 0; s < count_; ++s) packed_.push_back(past.empty() ? 0 : past[to_size(s)]);
     }
 
     /// batch sequences of length tokens each.
@@ -35,22 +36,25 @@ public:
         return Sequences(std::move(offsets));
     }
 
-    Index count() const { return static_cast<Index>(offsets_.size()) - 1; }
-    Index begin(Index sequence) const { return offsets_[to_size(sequence)]; }
-    Index end(Index sequence) const { return offsets_[to_size(sequence) + 1]; }
+    Index count() const { return count_; }
+    Index begin(Index sequence) const { return packed_[to_size(sequence)]; }
+    Index end(Index sequence) const { return packed_[to_size(sequence) + 1]; }
     Index length(Index sequence) const { return end(sequence) - begin(sequence); }
-    Index tokens() const { return offsets_.back(); }
-    Index slot(Index sequence) const { return slots_.empty() ? sequence : slots_[to_size(sequence)]; }
-    Index past(Index sequence) const { return past_.empty() ? 0 : past_[to_size(sequence)]; }
+    Index tokens() const { return packed_[to_size(count_)]; }
+    Index slot(Index sequence) const { return packed_[to_size(count_ + 1 + sequence)]; }
+    Index past(Index sequence) const { return packed_[to_size(2 * count_ + 1 + sequence)]; }
     Index longest() const {
         Index most = 0;
         for (Index s = 0; s < count(); ++s) most = length(s) > most ? length(s) : most;
         return most;
     }
 
+    /// All of it as one array, for devices: count() + 1 offsets, count() slots, count() past lengths.
+    std::span<const Index> packed() const { return packed_; }
+
 private:
-    std::vector<Index> offsets_{0};
-    std::vector<Index> slots_, past_;
+    Index count_ = 0;
+    std::vector<Index> packed_{0};
 };
 
 }  // namespace kimik3

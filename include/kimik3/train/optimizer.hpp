@@ -11,6 +11,7 @@
 #include "kimik3/ops/gradient_norm.hpp"
 #include "kimik3/ops/muon.hpp"
 #include "kimik3/tensor/arena.hpp"
+#include "kimik3/tensor/transfer.hpp"
 #include "kimik3/train/clip.hpp"
 #include "kimik3/train/parameter_groups.hpp"
 
@@ -62,8 +63,8 @@ public:
         }
         const auto more_work = [](const MuonBlock& a, const MuonBlock& b) { return work(a) > work(b); };
         std::stable_sort(muon_.begin(), muon_.end(), more_work);
-        second_ = Buffer<A>(second);
-        sums_ = Buffer<double>(static_cast<Index>(pieces_.size()));
+        second_ = Buffer<A, Backend>(second);
+        sums_ = Buffer<double, Backend>(static_cast<Index>(pieces_.size()));
     }
 
     /// The optimizer of a model's parameters.
@@ -87,11 +88,12 @@ public:
         require_size("the weights of an optimizer step", weights, first_.size());
         require_size("the gradients of an optimizer step", gradients, first_.size());
         gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
+        const VectorView<const double> sums = on_host(ctx, VectorView<const double>(sums_.view()), host_sums_);
         double total = 0.0;
-        for (const double sum : sums_) total += sum;
+        for (const double sum : sums) total += sum;
         StepReport report{.gradient_norm = std::sqrt(total)};
         const double scale = std::isfinite(total) ? clip_scale(report.gradient_norm, options_.clip_norm) : 1.0;
-        report.not_finite = first_not_finite(scale);
+        report.not_finite = first_not_finite(sums, scale);
         if (!report.not_finite.empty() || !(report.gradient_norm <= norm_limit)) return report;
 
         ++steps_;
@@ -191,10 +193,10 @@ private:
     }
 
     /// The first parameter at which the sum of the squares, scaled, leaves the finite numbers of A.
-    std::string first_not_finite(double scale) const {
+    std::string first_not_finite(VectorView<const double> sums, double scale) const {
         double total = 0.0;
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
-            total += sums_[static_cast<Index>(p)];
+            total += sums[static_cast<Index>(p)];
             if (!std::isfinite(static_cast<A>(total * scale * scale))) return parameters_[piece_parameter_[p]].name;
         }
         return {};
@@ -207,9 +209,10 @@ private:
     std::vector<std::size_t> piece_parameter_;
     std::vector<AdamwPiece> adamw_;
     std::vector<MuonBlock> muon_;  // the most work first
-    Buffer<A> first_;              // exp_avg, or momentum, laid out as the weights
-    Buffer<A> second_;             // exp_avg_sq
-    Buffer<double> sums_;
+    Buffer<A, Backend> first_;     // exp_avg, or momentum, laid out as the weights
+    Buffer<A, Backend> second_;    // exp_avg_sq
+    Buffer<double, Backend> sums_;
+    std::vector<double> host_sums_;
     Index steps_ = 0;
 };
 

@@ -119,8 +119,10 @@ private:
     /// Ends a step that cannot be taken; a weight that is not finite is the likely cause and is named.
     [[noreturn]] void refuse(const std::string& reason) {
         model_->clear_balance();
+        std::vector<A> memory;
+        const auto weights = on_host(model_->context(), VectorView<const A>(model_->weights()), memory);
         for (const ParameterInfo& tensor : model_->parameters()) {
-            for (const A value : VectorView<const A>(model_->weights().data + tensor.offset, tensor.count))
+            for (const A value : VectorView<const A>(weights.data + tensor.offset, tensor.count))
                 if (!std::isfinite(value)) fail("step {}: {}; the weight '{}' holds {}", step_, reason, tensor.name, value);
         }
         fail("step {}: {}", step_, reason);
