@@ -187,7 +187,8 @@ void kda_chunk_backward(const Context<Cpu>& ctx, const Sequences& seq, Index hea
     using namespace detail;
     const KdaShape shape = kda_shape<T>(seq, heads, in, d_o, dfinal);
     require_chunks<T>(seq, chunk, shape, states);
-    for (MatrixView<T> m : {gradient.q, gradient.k, gradient.v, gradient.g, gradient.beta}) clear_rows_after(seq, m);
+    const MatrixView<T> written[] = {gradient.q, gradient.k, gradient.v, gradient.g, gradient.beta};
+    for (const MatrixView<T>& m : written) clear_rows_after(seq, m);
     for_sequence_heads(ctx, seq, heads, [&](Index s, Index h, int thread) {
         auto [w, pairs] = kda_work<T, ExactPairs<T>>(ctx, thread, shape, (std::min)(chunk, seq.length(s)), true);
         kda_head_backward<T>(

@@ -175,7 +175,8 @@ void kda_fused_backward(const Context<Cpu>& ctx, const Sequences& seq, KdaFusedF
                         In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
     using namespace detail;
     const KdaShape shape = fused_shape<T>(seq, form, in, d_o, dfinal, states);
-    for (MatrixView<T> m : {gradient.q, gradient.k, gradient.v, gradient.z, gradient.b}) clear_rows_after(seq, m);
+    const MatrixView<T> written[] = {gradient.q, gradient.k, gradient.v, gradient.z, gradient.b};
+    for (const MatrixView<T>& m : written) clear_rows_after(seq, m);
     for_sequence_heads(ctx, seq, form.heads, [&](Index s, Index h, int thread) {
         const FusedHead<T> head(in, shape, h, form.lower_bound);
         auto [w, pairs] = kda_work<T, FusedPairs<T>>(ctx, thread, shape, (std::min)(form.chunk, seq.length(s)), true);

@@ -101,7 +101,8 @@ void kda_recurrent_backward(const Context<Cpu>& ctx, const Sequences& seq, Index
                             const KdaGradient<T>& gradient) {
     using detail::kda_segment;
     const detail::KdaShape shape = detail::kda_shape<T>(seq, heads, in, d_o, dfinal);
-    for (MatrixView<T> m : {gradient.q, gradient.k, gradient.v, gradient.g, gradient.beta})
+    const MatrixView<T> written[] = {gradient.q, gradient.k, gradient.v, gradient.g, gradient.beta};
+    for (const MatrixView<T>& m : written)
         detail::clear_rows_after(seq, m);
     detail::for_sequence_heads(ctx, seq, heads, [&](Index s, Index h, int thread) {
         const Index length = seq.length(s), begin = seq.begin(s), size = shape.state(),

@@ -1,0 +1,264 @@
+#pragma once
+// Causal attention on the GPU: a block owns a tile of 32 queries (forward, dq) or of 32 keys (dk, dv) of one head of one
+// sequence and walks over the tiles of the other kind; a tile of scores passes through shared memory. Backward keeps a copy
+// of q, which dq may replace, and each head's share of dk_shared in scratch memory.
+
+#include "kimik3/ops/causal_attention.hpp"
+#include "kimik3/ops/cuda/tile_product.cuh"
+
+namespace kimik3 {
+namespace gpu {
+
+inline constexpr Index attention_tile = 32;
+
+/// One head of one sequence; rows count from the sequence's first.
+template <class T>
+struct AttentionHead {
+    MlaHeads heads;
+    Index first, tokens, h;
+    MatrixView<const T> q, kv, k_shared;
+
+    __device__ T query(Index i, Index c) const { return q(first + i, h * heads.key() + c); }
+    __device__ T key(Index j, Index c) const {
+        return c < heads.nope ? kv(first + j, h * (heads.nope + heads.value) + c) : k_shared(first + j, c - heads.nope);
+    }
+    __device__ T value(Index j, Index c) const { return kv(first + j, h * (heads.nope + heads.value) + heads.nope + c); }
+};
+
+/// The places of blocks: tiles of every head of every sequence, counted by the longest.
+struct AttentionPlace {
+    Index s, h, tile;
+
+    __device__ AttentionPlace(Index heads, Index tiles) : s(blockIdx.x / tiles / heads), h(blockIdx.x / tiles % heads), tile(blockIdx.x % tiles) {}
+};
+
+/// to [32, width] += w [32, 32] b [32, width], for the pairs that allowed(row, j) names; element by element in one thread.
+template <class T, class B, class Allowed>
+__device__ void add_tile_product(Index width, const T (*w)[33], T* to, B b, Allowed allowed) {
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
+        const Index row = e / width, c = e % width;
+        T sum = T(0);
+        for (Index j = 0; j < 32; ++j)
+            if (allowed(row, j)) sum += w[row][j] * b(j, c);
+        to[e] += sum;
+    }
+}
+
+/// Shared memory: three tiles, three columns of 32, and the sums [32, width].
+template <class T>
+Index attention_shared(Index width) {
+    return (3 * 32 * 33 + 3 * 32 + 32 * width) * static_cast<Index>(sizeof(T));
+}
+
+template <class T>
+struct AttentionShared {
+    T (*left)[33], (*right)[33], (*scores)[33];
+    T *column, *other, *sums;
+
+    __device__ AttentionShared() {
+        extern __shared__ __align__(16) unsigned char memory[];
+        T* at = reinterpret_cast<T*>(memory);
+        left = reinterpret_cast<T(*)[33]>(at), right = left + 32, scores = right + 32;
+        column = reinterpret_cast<T*>(scores + 32), other = column + 32, sums = other + 64;
+    }
+};
+
+template <class T>
+__global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequences seq, T scale, MatrixView<const T> q,
+                                         MatrixView<const T> kv, MatrixView<const T> k_shared, MatrixView<T> o, MatrixView<T> lse) {
+    const AttentionPlace at(heads.count, tiles);
+    const Index first = seq.begin(at.s), tokens = seq.length(at.s), top = at.tile * attention_tile, width = heads.value;
+    if (top >= tokens) return;
+    const AttentionHead<T> in{heads, first, tokens, at.h, q, kv, k_shared};
+    const AttentionShared<T> shared;
+    T *highest = shared.column, *total = shared.other;
+    const int row = threadIdx.x / 32, col = threadIdx.x % 32;
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = T(0);
+    if (threadIdx.x < 32) highest[threadIdx.x] = -INFINITY, total[threadIdx.x] = T(0);
+    for (Index j0 = 0; j0 <= top; j0 += attention_tile) {
+        const auto sees = [=](Index i, Index j) { return top + i < tokens && j0 + j <= top + i; };
+        TileProduct<T> s;
+        s.dot(
+            heads.key(), shared.left, shared.right, [&](Index i, Index c) { return top + i < tokens ? in.query(top + i, c) : T(0); },
+            [&](Index j, Index c) { return j0 + j < tokens ? in.key(j0 + j, c) : T(0); });
+        for (int i = 0; i < 4; ++i) {
+            const int r = row + 8 * i;
+            const bool seen = sees(r, col);
+            const T score = seen ? s.value[i] * scale : -INFINITY, before = highest[r];
+            T now = warp_max(score);
+            now = before > now ? before : now;
+            const T weight = seen ? exp(score - now) : T(0), fresh = warp_sum(weight), fade = now == -INFINITY ? T(1) : exp(before - now);
+            shared.scores[r][col] = weight;
+            for (Index c = col; c < width; c += 32) shared.sums[r * width + c] *= fade;
+            __syncwarp();
+            if (col == 0) highest[r] = now, total[r] = total[r] * fade + fresh;
+        }
+        __syncthreads();
+        add_tile_product(width, shared.scores, shared.sums, [&](Index j, Index c) { return in.value(j0 + j, c); }, sees);
+        __syncthreads();
+    }
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
+        const Index i = e / width, c = e % width;
+        if (top + i < tokens) o(first + top + i, at.h * width + c) = shared.sums[e] / total[i];
+    }
+    if (threadIdx.x < 32 && top + threadIdx.x < tokens)
+        lse(first + top + threadIdx.x, at.h) = highest[threadIdx.x] + log(total[threadIdx.x]);
+}
+
+/// What both backward kernels read.
+template <class T>
+struct AttentionBackward {
+    MlaHeads heads;
+    Index tiles;
+    DeviceSequences seq;
+    T scale;
+    MatrixView<const T> d_o, q, kv, k_shared, lse, delta;
+
+    /// P and dS of a tile of queries from row i0 and keys from row j0: P into w, dS returned in s.
+    __device__ void weights(const AttentionHead<T>& in, const AttentionShared<T>& shared, Index i0, Index j0, T (&p)[4], T (&ds)[4]) const {
+        const int row = threadIdx.x / 32, col = threadIdx.x % 32;
+        TileProduct<T> s, dp;
+        s.dot(
+            heads.key(), shared.left, shared.right, [&](Index i, Index c) { return i0 + i < in.tokens ? in.query(i0 + i, c) : T(0); },
+            [&](Index j, Index c) { return j0 + j < in.tokens ? in.key(j0 + j, c) : T(0); });
+        dp.dot(
+            heads.value, shared.left, shared.right,
+            [&](Index i, Index c) { return i0 + i < in.tokens ? d_o(in.first + i0 + i, in.h * heads.value + c) : T(0); },
+            [&](Index j, Index c) { return j0 + j < in.tokens ? in.value(j0 + j, c) : T(0); });
+        for (int i = 0; i < 4; ++i) {
+            const Index query = i0 + row + 8 * i;
+            const bool seen = query < in.tokens && j0 + col <= query;
+            p[i] = seen ? exp(s.value[i] * scale - lse(in.first + query, in.h)) : T(0);
+            ds[i] = seen ? scale * p[i] * (dp.value[i] - delta(in.first + query, in.h)) : T(0);
+        }
+    }
+};
+
+template <class T>
+__global__ void attention_dq_kernel(AttentionBackward<T> b, MatrixView<T> dq) {
+    const AttentionPlace at(b.heads.count, b.tiles);
+    const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), top = at.tile * attention_tile, width = b.heads.key();
+    if (top >= tokens) return;
+    const AttentionHead<T> in{b.heads, first, tokens, at.h, b.q, b.kv, b.k_shared};
+    const AttentionShared<T> shared;
+    const int row = threadIdx.x / 32, col = threadIdx.x % 32;
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = T(0);
+    for (Index j0 = 0; j0 <= top; j0 += attention_tile) {
+        T p[4], ds[4];
+        b.weights(in, shared, top, j0, p, ds);
+        for (int i = 0; i < 4; ++i) shared.scores[row + 8 * i][col] = ds[i];
+        __syncthreads();
+        add_tile_product(
+            width, shared.scores, shared.sums, [&](Index j, Index c) { return in.key(j0 + j, c); },
+            [=](Index i, Index j) { return top + i < tokens && j0 + j <= top + i; });
+        __syncthreads();
+    }
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
+        const Index i = e / width, c = e % width;
+        if (top + i < tokens) dq(first + top + i, at.h * width + c) = shared.sums[e];
+    }
+}
+
+/// shares [H, N, r]: each head's part of dk_shared.
+template <class T>
+__global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, T* shares, Index rows) {
+    const AttentionPlace at(b.heads.count, b.tiles);
+    const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), j0 = at.tile * attention_tile;
+    const Index keys = b.heads.key(), values = b.heads.value, shared_width = b.heads.shared, nope = b.heads.nope;
+    if (j0 >= tokens) return;
+    const AttentionHead<T> in{b.heads, first, tokens, at.h, b.q, b.kv, b.k_shared};
+    const AttentionShared<T> shared;
+    T *dk = shared.sums, *dv = shared.sums + 32 * keys;
+    const int row = threadIdx.x / 32, col = threadIdx.x % 32;
+    for (Index e = threadIdx.x; e < 32 * (keys + values); e += blockDim.x) shared.sums[e] = T(0);
+    for (Index top = j0; top < tokens; top += attention_tile) {
+        const auto seen_by = [=](Index j, Index i) { return top + i < tokens && j0 + j <= top + i; };
+        T p[4], ds[4];
+        b.weights(in, shared, top, j0, p, ds);
+        for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = p[i];
+        __syncthreads();
+        add_tile_product(
+            values, shared.scores, dv, [&](Index i, Index c) { return b.d_o(first + top + i, at.h * values + c); }, seen_by);
+        __syncthreads();
+        for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = ds[i];
+        __syncthreads();
+        add_tile_product(keys, shared.scores, dk, [&](Index i, Index c) { return in.query(top + i, c); }, seen_by);
+        __syncthreads();
+    }
+    for (Index e = threadIdx.x; e < 32 * keys; e += blockDim.x) {
+        const Index j = e / keys, c = e % keys, n = first + j0 + j;
+        if (j0 + j >= tokens) continue;
+        if (c < nope) dkv(n, at.h * (nope + values) + c) = dk[e];
+        else shares[(at.h * rows + n) * shared_width + c - nope] = dk[e];
+    }
+    for (Index e = threadIdx.x; e < 32 * values; e += blockDim.x) {
+        const Index j = e / values, c = e % values;
+        if (j0 + j < tokens) dkv(first + j0 + j, at.h * (nope + values) + nope + c) = dv[e];
+    }
+}
+
+template <class T>
+void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o, In<T> lse) {
+    require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
+    require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
+    require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
+    require_shape("causal_attention: k_shared", k_shared, o.rows, heads.shared);
+    require_shape("causal_attention: o", o, o.rows, heads.count * heads.value);
+    require_shape("causal_attention: lse", lse, o.rows, heads.count);
+}
+
+/// Starts a kernel with a block a tile of every head of every sequence; sums: columns of its sums.
+template <class T, class... Parameters, class... Arguments>
+void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, Index sums, const Arguments&... arguments) {
+    if (blocks == 0) return;
+    const int bytes = static_cast<int>(attention_shared<T>(sums));
+    KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<static_cast<unsigned>(blocks), block_threads, to_size(bytes), ctx.stream()>>>(arguments...);
+    KIMIK3_CUDA(cudaGetLastError());
+}
+
+}  // namespace gpu
+
+template <class T>
+void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared,
+                              Out<T> o, Out<accumulator_t<T>> lse) {
+    gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    const Index tiles = ceil_div(seq.longest(), gpu::attention_tile);
+    gpu::launch_attention<T>(ctx, gpu::attention_forward_kernel<T>, seq.count() * heads.count * tiles, heads.value, heads, tiles,
+                                DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), MatrixView<const T>(q), MatrixView<const T>(kv),
+                                MatrixView<const T>(k_shared), o, lse);
+    gpu::clear_rows_from(ctx, seq.tokens(), o);
+    gpu::clear_rows_from(ctx, seq.tokens(), lse);
+}
+
+template <class T>
+void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o, In<T> q, In<T> kv,
+                               In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq, Out<T> dkv, Out<T> dk_shared) {
+    gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    gpu::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
+    const Index rows = seq.tokens(), tiles = ceil_div(seq.longest(), gpu::attention_tile), blocks = seq.count() * heads.count * tiles;
+    const Index width = heads.shared, values = heads.value, count = heads.count;
+    T* memory = ctx.workspace<T>(Scratch::operation, rows * (q.cols + count + count * width));
+    const MatrixView<T> query(memory, rows, q.cols), delta(query.data + query.size(), rows, count);
+    T* shares = delta.data + delta.size();
+    copy<T>(ctx, q.middle_rows(0, rows), query);
+    gpu::for_rows(ctx, rows * count, values, [=] __device__(Index row, gpu::Team team) {
+        const Index n = row / count, h = row % count;
+        T sum = T(0);
+        for (Index c = team.rank; c < values; c += team.size) sum += d_o(n, h * values + c) * o(n, h * values + c);
+        sum = team.sum(sum);
+        if (team.rank == 0) delta(n, h) = sum;
+    });
+    const gpu::AttentionBackward<T> b{heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), d_o, query, kv, k_shared, lse,
+                                         delta};
+    gpu::launch_attention<T>(ctx, gpu::attention_dq_kernel<T>, blocks, heads.key(), b, dq);
+    gpu::launch_attention<T>(ctx, gpu::attention_dkv_kernel<T>, blocks, heads.key() + values, b, dkv, shares, rows);
+    gpu::for_each(ctx, rows * width, [=] __device__(Index i) {
+        T sum = T(0);
+        for (Index h = 0; h < count; ++h) sum += shares[h * rows * width + i];
+        dk_shared(i / width, i % width) = sum;
+    });
+    for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, rows, m);
+}
+
+}  // namespace kimik3

@@ -1,0 +1,115 @@
+#pragma once
+// How operations run on the GPU. for_each gives every index a thread; for_rows gives every row a team, a warp or a block of
+// 256 threads, which sums in a fixed order; column_sums adds up rows in two stages of fixed shape. So no result depends on
+// the order in which blocks run. The lambdas are extended ones (--extended-lambda), made in free functions.
+
+#include "kimik3/core/dtype.hpp"
+#include "kimik3/tensor/cuda.cuh"
+
+namespace kimik3::gpu {
+
+inline constexpr int block_threads = 256;
+
+template <class T>
+__device__ T warp_sum(T value) {
+    for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);
+    return value;
+}
+template <class T>
+__device__ T warp_max(T value) {
+    for (int apart = 16; apart > 0; apart /= 2) {
+        const T other = __shfl_xor_sync(0xffffffffu, value, apart);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+/// The threads that work on a row together; every thread gets the sum.
+struct Team {
+    int rank, size;
+
+    __device__ void sync() const {
+        if (size == 32) __syncwarp();
+        else __syncthreads();
+    }
+    template <class T>
+    __device__ T sum(T value) const {
+        value = warp_sum(value);
+        return size == 32 ? value : joined(value, [](T a, T b) { return a + b; });
+    }
+    template <class T>
+    __device__ T max(T value) const {
+        value = warp_max(value);
+        return size == 32 ? value : joined(value, [](T a, T b) { return a > b ? a : b; });
+    }
+
+private:
+    template <class T, class Join>
+    __device__ T joined(T value, Join join) const {
+        __shared__ T parts[block_threads / 32];
+        __syncthreads();
+        if (rank % 32 == 0) parts[rank / 32] = value;
+        __syncthreads();
+        T total = parts[0];
+        for (int p = 1; p < size / 32; ++p) total = join(total, parts[p]);
+        return total;
+    }
+};
+
+template <class Body>
+__global__ void for_each_kernel(Index count, Body body) {
+    const Index step = Index{gridDim.x} * blockDim.x;
+    for (Index i = Index{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) body(i);
+}
+
+template <class Body>
+__global__ void for_rows_kernel(Index rows, int team, Body body) {
+    const Index teams = blockDim.x / team, step = gridDim.x * teams;
+    const Team mine{static_cast<int>(threadIdx.x) % team, team};
+    for (Index row = blockIdx.x * teams + threadIdx.x / team; row < rows; row += step) body(row, mine);
+}
+
+inline unsigned grid_of(Index blocks) { return static_cast<unsigned>((std::min)(blocks, Index{1} << 30)); }
+
+/// body(i) for i in [0, count).
+template <class Body>
+void for_each(const Context<Cuda>& ctx, Index count, Body body) {
+    if (count <= 0) return;
+    for_each_kernel<<<grid_of(ceil_div(count, block_threads)), block_threads, 0, ctx.stream()>>>(count, body);
+    KIMIK3_CUDA(cudaGetLastError());
+}
+
+/// body(row, team) for rows of about cols elements.
+template <class Body>
+void for_rows(const Context<Cuda>& ctx, Index rows, Index cols, Body body) {
+    if (rows <= 0) return;
+    const int team = cols <= 1024 ? 32 : block_threads;
+    for_rows_kernel<<<grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, ctx.stream()>>>(rows, team, body);
+    KIMIK3_CUDA(cudaGetLastError());
+}
+
+/// finish(c, sum over rows of term(row, c)) for every column.
+template <class T, class Term, class Finish>
+void column_sums(const Context<Cuda>& ctx, Index rows, Index cols, Term term, Finish finish) {
+    const Index stretch = (std::max)(Index{32}, ceil_div(rows, 1024)), parts = ceil_div(rows, stretch);
+    T* partial = ctx.workspace<T>(Scratch::sums, parts * cols);
+    for_each(ctx, parts * cols, [=] __device__(Index i) {
+        const Index part = i / cols, c = i % cols, last = rows < (part + 1) * stretch ? rows : (part + 1) * stretch;
+        T sum = T(0);
+        for (Index row = part * stretch; row < last; ++row) sum += term(row, c);
+        partial[i] = sum;
+    });
+    for_each(ctx, cols, [=] __device__(Index c) {
+        T sum = T(0);
+        for (Index part = 0; part < parts; ++part) sum += partial[part * cols + c];
+        finish(c, sum);
+    });
+}
+
+/// Zeros in the rows from first on.
+template <class T>
+void clear_rows_from(const Context<Cuda>& ctx, Index first, MatrixView<T> m) {
+    if (first < m.rows) clear(ctx, m.middle_rows(first, m.rows - first));
+}
+
+}  // namespace kimik3::gpu

@@ -1,0 +1,112 @@
+#pragma once
+// The short convolution on the GPU. Backward puts e = dy SiLU' of every row into scratch memory, from which du, dw and the
+// window's gradient follow; so du can take the place of dy.
+
+#include "kimik3/ops/cuda/carried.cuh"
+#include "kimik3/ops/formulas.hpp"
+#include "kimik3/ops/short_conv.hpp"
+
+namespace kimik3 {
+namespace gpu {
+
+/// What the convolution of channel c reads.
+template <class T>
+struct ConvInput {
+    DeviceSequences seq;
+    MatrixView<const T> u, w, initial;
+
+    /// Input t of sequence s; t < 0 lies in the window, or is zero.
+    __device__ T at(Index s, Index t, Index c) const {
+        if (t >= 0) return u(seq.begin(s) + t, c);
+        const T* window = carried_in(seq, s, initial);
+        return window == nullptr ? T(0) : window[(t + w.cols - 1) * u.cols + c];
+    }
+    /// The sum before SiLU.
+    __device__ T sum(Index s, Index t, Index c) const {
+        T total = T(0);
+        for (Index j = 0; j < w.cols; ++j) total += w(c, j) * at(s, t - (w.cols - 1) + j, c);
+        return total;
+    }
+    /// The gradient of input t > -W, from e and the final window's gradient.
+    __device__ T gradient(Index s, Index t, Index c, const MatrixView<const T>& e, const MatrixView<const T>& dfinal) const {
+        const Index taps = w.cols, length = seq.length(s), kept = t - (length - (taps - 1));
+        T total = T(0);
+        for (Index j = 0; j < taps; ++j) {
+            const Index row = t + taps - 1 - j;
+            if (row >= 0 && row < length) total += w(c, j) * e(seq.begin(s) + row, c);
+        }
+        if (dfinal.rows != 0 && kept >= 0) total += dfinal(seq.slots[s], kept * u.cols + c);
+        return total;
+    }
+};
+
+template <class T>
+ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<T> w, In<T> initial, In<T> out) {
+    require_shape("short_conv: u", u, out.rows, out.cols);
+    require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows, w.cols);
+    require(seq.tokens() <= u.rows, "short_conv: {} tokens do not fit {} rows", seq.tokens(), u.rows);
+    require_carried<T>("short_conv", seq, initial, (w.cols - 1) * u.cols);
+    return {DeviceSequences(ctx, seq), u, w, initial};
+}
+
+}  // namespace gpu
+
+template <class T>
+void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w, In<accumulator_t<T>> initial,
+                        Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
+    const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
+    gpu::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
+    gpu::for_rows(ctx, seq.tokens(), u.cols, [=] __device__(Index n, gpu::Team team) {
+        const Index s = in.seq.of(n);
+        for (Index c = team.rank; c < in.u.cols; c += team.size) y(n, c) = silu(in.sum(s, n - in.seq.begin(s), c));
+    });
+    if (final.rows != 0) {
+        // One thread a channel, the oldest row first: final may be initial, whose rows are read before they are replaced.
+        gpu::for_rows(ctx, seq.count(), u.cols, [=] __device__(Index s, gpu::Team team) {
+            T* to = gpu::carried_out(in.seq, s, in.initial, final);
+            if (to == nullptr) return;
+            const Index taps = in.w.cols, length = in.seq.length(s);
+            for (Index c = team.rank; c < in.u.cols; c += team.size)
+                for (Index j = 0; j + 1 < taps; ++j) to[j * in.u.cols + c] = in.at(s, length - (taps - 1) + j, c);
+        });
+    }
+    gpu::clear_rows_from(ctx, seq.tokens(), y);
+}
+
+template <class T>
+void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> dy, In<T> u, In<accumulator_t<T>> w,
+                         In<accumulator_t<T>> initial, In<accumulator_t<T>> dfinal, Out<T> du,
+                         std::type_identity_t<Out<accumulator_t<T>>> dw, std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
+    const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, du);
+    require_shape("short_conv: dy", dy, du.rows, du.cols);
+    require_shape("short_conv: dw", dw, w.rows, w.cols);
+    gpu::require_carried<T>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
+    gpu::require_carried<T>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
+    const Index taps = w.cols, channels = u.cols;
+    const MatrixView<T> e(ctx.workspace<T>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);
+    gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
+        const Index s = in.seq.of(n);
+        for (Index c = team.rank; c < channels; c += team.size) e(n, c) = dy(n, c) * silu_derivative(in.sum(s, n - in.seq.begin(s), c));
+    });
+    gpu::column_sums<T>(
+        ctx, seq.tokens(), channels * taps,
+        [=] __device__(Index n, Index i) {
+            const Index s = in.seq.of(n), c = i % channels, j = i / channels;
+            return e(n, c) * in.at(s, n - in.seq.begin(s) - (taps - 1) + j, c);
+        },
+        [=] __device__(Index i, T sum) { dw(i % channels, i / channels) += sum; });
+    gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
+        const Index s = in.seq.of(n);
+        for (Index c = team.rank; c < channels; c += team.size) du(n, c) = in.gradient(s, n - in.seq.begin(s), c, e, dfinal);
+    });
+    if (dinitial.rows != 0) {
+        gpu::for_rows(ctx, seq.count(), channels, [=] __device__(Index s, gpu::Team team) {
+            for (Index c = team.rank; c < channels; c += team.size)
+                for (Index j = 0; j + 1 < taps; ++j)
+                    dinitial(in.seq.slots[s], j * channels + c) = in.gradient(s, j - (taps - 1), c, e, dfinal);
+        });
+    }
+    gpu::clear_rows_from(ctx, seq.tokens(), du);
+}
+
+}  // namespace kimik3
