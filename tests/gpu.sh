@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 build=${KIMIK3_GPU_BUILD:-build/gpu}
 arch=${KIMIK3_CUDA_ARCH:-90a}
 flags=(-std=c++20 -O2 "-gencode=arch=compute_$arch,code=sm_$arch" --extended-lambda --expt-relaxed-constexpr -diag-suppress 554,20011,20014 -lineinfo
-       -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -DEIGEN_NO_CUDA -DEIGEN_DONT_PARALLELIZE -DBOOST_TEST_ALTERNATIVE_INIT_API
+       -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -DEIGEN_NO_CUDA -DEIGEN_DONT_VECTORIZE -DEIGEN_DONT_PARALLELIZE -DBOOST_TEST_ALTERNATIVE_INIT_API
        -Iinclude -Itests -isystem "${EIGEN_INCLUDE:-/usr/include/eigen3}")
 mkdir -p "$build"
 makefile=$build/Makefile

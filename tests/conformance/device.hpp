@@ -21,7 +21,8 @@ inline const Context<Cpu>& cpu() {
 template <class T>
 class DeviceMatrix {
 public:
-    DeviceMatrix(Index rows, Index cols, Index stride) : rows_(rows), cols_(cols), stride_(stride), memory_(rows * stride + 2 * margin) {
+    DeviceMatrix(Index rows, Index cols, Index stride)
+        : rows_(rows), cols_(cols), stride_(stride), memory_(rows * stride + 2 * margin) {
         host_.assign(to_size(memory_.size()), guard());
         send();
     }
@@ -76,7 +77,8 @@ public:
         Pair p(rows, cols, gap);
         Philox numbers(seed);
         for (Index r = 0; r < rows; ++r)
-            for (Index c = 0; c < cols; ++c) p.host(r, c) = static_cast<Cpu_>(static_cast<Gpu_>(scale * numbers.normal()));
+            for (Index c = 0; c < cols; ++c)
+                p.host(r, c) = static_cast<Cpu_>(static_cast<Gpu_>(scale * numbers.normal()));
         p.send();
         return p;
     }
@@ -101,7 +103,9 @@ public:
 using Both = Pair<double, float>;
 using Ids = Pair<std::int32_t, std::int32_t>;
 
-inline Both vector_of(Index size, std::uint64_t seed, double scale = 1.0) { return Both::random(1, size, seed, scale, 0); }
+inline Both vector_of(Index size, std::uint64_t seed, double scale = 1.0) {
+    return Both::random(1, size, seed, scale, 0);
+}
 inline Both empty_vector(Index size) { return Both(1, size, 0); }
 
 /// Within tolerance of the largest element, or of 0.1 where all are smaller: inputs are near 1, and what cancels to zero in

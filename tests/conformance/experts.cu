@@ -10,7 +10,8 @@ namespace {
 struct Shape {
     Index tokens, experts, chosen, latent, inner;
 };
-const Shape shapes[] = {{0, 4, 2, 5, 7}, {1, 8, 2, 24, 20}, {5, 8, 3, 33, 7}, {37, 8, 2, 24, 20}, {130, 65, 4, 33, 41}, {300, 3, 1, 5, 33}};
+const Shape shapes[] = {{0, 4, 2, 5, 7},    {1, 8, 2, 24, 20},    {5, 8, 3, 33, 7},
+                        {37, 8, 2, 24, 20}, {130, 65, 4, 33, 41}, {300, 3, 1, 5, 33}};
 
 /// Rows in use at the start of a matrix of the dispatch; what stands below them is nobody's.
 template <class T>
@@ -26,24 +27,29 @@ BOOST_AUTO_TEST_CASE(router) {
     for (const Shape& shape : shapes)
         for (const RouterRule rule : {RouterRule{true, 2.5}, RouterRule{false, 1.0}}) {
             const Index n = shape.tokens, e = shape.experts, k = shape.chosen, width = 48;
-            Both x = Both::random(n, width, 1), w = Both::random(e, width, 2, 0.2), bias = vector_of(e, 3, 0.2), scores(n, e), weights(n, k), cutoff = empty_vector(n);
+            Both x = Both::random(n, width, 1), w = Both::random(e, width, 2, 0.2), bias = vector_of(e, 3, 0.2),
+                 scores(n, e), weights(n, k), cutoff = empty_vector(n);
             Ids experts(n, k);
             router_forward(cpu(), x.c(), w.c(), bias.cv(), rule, scores.c(), experts.c(), weights.c(), cutoff.cv());
             router_forward(cuda(), x.g(), w.g(), bias.gv(), rule, scores.g(), experts.g(), weights.g(), cutoff.gv());
-            check_equal("experts", experts), check_same("scores", scores), check_same("weights", weights), check_same("cutoff", cutoff);
+            check_equal("experts", experts), check_same("scores", scores), check_same("weights", weights),
+                check_same("cutoff", cutoff);
             Both dweights = Both::random(n, k, 4);
-            router_backward(cpu(), rule, experts.c(), dweights.c(), scores.c()), router_backward(cuda(), rule, experts.g(), dweights.g(), scores.g());
+            router_backward(cpu(), rule, experts.c(), dweights.c(), scores.c()),
+                router_backward(cuda(), rule, experts.g(), dweights.g(), scores.g());
             check_same("dlogits", scores, 1e-4);
         }
 }
 
 BOOST_AUTO_TEST_CASE(a_nan_breaks_its_own_token_alone) {
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    Pair<float, float> x = Pair<float, float>::random(3, 8, 1), w = Pair<float, float>::random(5, 8, 2), bias = Pair<float, float>::zeros(1, 5, 0);
+    Pair<float, float> x = Pair<float, float>::random(3, 8, 1), w = Pair<float, float>::random(5, 8, 2),
+                       bias = Pair<float, float>::zeros(1, 5, 0);
     x.host(1, 0) = nan, x.send();
     Pair<float, float> scores(3, 5), weights(3, 2), cutoff(1, 3, 0);
     Ids experts(3, 2);
-    router_forward(cuda(), x.g(), w.g(), bias.gv(), RouterRule{true, 1.0}, scores.g(), experts.g(), weights.g(), cutoff.gv());
+    router_forward(cuda(), x.g(), w.g(), bias.gv(), RouterRule{true, 1.0}, scores.g(), experts.g(), weights.g(),
+                   cutoff.gv());
     const auto chosen = experts.found();
     const auto limit = cutoff.found();
     BOOST_CHECK(limit[0] == limit[0] && limit[1] != limit[1] && limit[2] == limit[2]);
@@ -69,18 +75,24 @@ BOOST_AUTO_TEST_CASE(dispatch_and_products) {
 
             const Index latent = shape.latent, inner = shape.inner;
             const SituBetas betas{4.0, 25.0};
-            Both z = Both::random(n, latent, 1), w1 = Both::random(e * inner, latent, 2, 0.3), w3 = Both::random(e * inner, latent, 3, 0.3),
-                 w2 = Both::random(e * latent, inner, 4, 0.3), p = Both::random(n, k, 5), u(n, latent), du = Both::random(n, latent, 6);
-            Both rows(most, latent), gate(most, inner), up(most, inner), hidden(most, inner), out(most, latent), dz(n, latent);
-            Both dw1 = Both::random(e * inner, latent, 7), dw3 = Both::random(e * inner, latent, 8), dw2 = Both::random(e * latent, inner, 9);
+            Both z = Both::random(n, latent, 1), w1 = Both::random(e * inner, latent, 2, 0.3),
+                 w3 = Both::random(e * inner, latent, 3, 0.3), w2 = Both::random(e * latent, inner, 4, 0.3),
+                 p = Both::random(n, k, 5), u(n, latent), du = Both::random(n, latent, 6);
+            Both rows(most, latent), gate(most, inner), up(most, inner), hidden(most, inner), out(most, latent),
+                dz(n, latent);
+            Both dw1 = Both::random(e * inner, latent, 7), dw3 = Both::random(e * inner, latent, 8),
+                 dw2 = Both::random(e * latent, inner, 9);
             const ExpertRows<double> sc{rows.c(), gate.c(), up.c(), hidden.c(), out.c()};
             const ExpertRows<float> sg{rows.g(), gate.g(), up.g(), hidden.g(), out.g()};
             expert_products_forward(cpu(), z.c(), w1.c(), w3.c(), w2.c(), betas, dc, p.c(), sc, u.c());
             expert_products_forward(cuda(), z.g(), w1.g(), w3.g(), w2.g(), betas, dg, p.g(), sg, u.g());
             check_same("u", u);
-            expert_products_backward(cpu(), du.c(), w1.c(), w3.c(), w2.c(), betas, dc, sc, p.c(), dz.c(), dw1.c(), dw3.c(), dw2.c());
-            expert_products_backward(cuda(), du.g(), w1.g(), w3.g(), w2.g(), betas, dg, sg, p.g(), dz.g(), dw1.g(), dw3.g(), dw2.g());
-            check_same("dp", p), check_same("dz", dz), check_same("dw1", dw1), check_same("dw3", dw3), check_same("dw2", dw2);
+            expert_products_backward(cpu(), du.c(), w1.c(), w3.c(), w2.c(), betas, dc, sc, p.c(), dz.c(), dw1.c(),
+                                     dw3.c(), dw2.c());
+            expert_products_backward(cuda(), du.g(), w1.g(), w3.g(), w2.g(), betas, dg, sg, p.g(), dz.g(), dw1.g(),
+                                     dw3.g(), dw2.g());
+            check_same("dp", p), check_same("dz", dz), check_same("dw1", dw1), check_same("dw3", dw3),
+                check_same("dw2", dw2);
         }
     }
 }
@@ -90,13 +102,16 @@ BOOST_AUTO_TEST_CASE(quantile_balancing) {
     using Counts = Pair<std::int64_t, std::int64_t>;
     for (const Shape& shape : shapes) {
         const Index n = shape.tokens, e = shape.experts, k = shape.chosen;
-        Floats x = Floats::random(n, 8, 1), w = Floats::random(e, 8, 2), bias = Floats::random(1, e, 3, 0.2, 0), scores(n, e), weights(n, k), cutoff(1, n, 0);
+        Floats x = Floats::random(n, 8, 1), w = Floats::random(e, 8, 2), bias = Floats::random(1, e, 3, 0.2, 0),
+               scores(n, e), weights(n, k), cutoff(1, n, 0);
         Ids experts(n, k);
-        router_forward(cpu(), x.c(), w.c(), bias.cv(), RouterRule{true, 1.0}, scores.c(), experts.c(), weights.c(), cutoff.cv());
+        router_forward(cpu(), x.c(), w.c(), bias.cv(), RouterRule{true, 1.0}, scores.c(), experts.c(), weights.c(),
+                       cutoff.cv());
         scores.send(), cutoff.send(), experts.send();
         Counts histogram = Counts::zeros(e, Balance::bins), load = Counts::zeros(1, e, 0);
         const Balance c{histogram.c(), load.cv()}, g{histogram.g(), load.gv()};
-        balance_count(cpu(), scores.c(), cutoff.cv(), experts.c(), bias.cv(), {}, c), balance_count(cuda(), scores.g(), cutoff.gv(), experts.g(), bias.gv(), {}, g);
+        balance_count(cpu(), scores.c(), cutoff.cv(), experts.c(), bias.cv(), {}, c),
+            balance_count(cuda(), scores.g(), cutoff.gv(), experts.g(), bias.gv(), {}, g);
         check_equal("histogram", histogram), check_equal("load", load);
         balance_update(cpu(), c, k, bias.cv()), balance_update(cuda(), g, k, bias.gv());
         KIMIK3_CHECK_CLOSE_NAMED("bias", bias.found(), bias.expected(), 1e-6);

@@ -2,6 +2,7 @@
 #include <boost/test/unit_test.hpp>
 
 #include <algorithm>
+#include <functional>
 
 #include "conformance/device.hpp"
 #include "support/models.hpp"
@@ -22,7 +23,8 @@ void load(Model& model, const Golden& golden, const std::string& prefix) {
     for (const ParameterInfo& tensor : model.parameters()) {
         const std::vector<double> values = golden.values(prefix + tensor.name);
         BOOST_REQUIRE_EQUAL(static_cast<Index>(values.size()), tensor.count);
-        std::transform(values.begin(), values.end(), weights.begin() + tensor.offset, [](double v) { return static_cast<A>(v); });
+        std::transform(values.begin(), values.end(), weights.begin() + tensor.offset,
+                       [](double v) { return static_cast<A>(v); });
     }
     copy_from_host(model.context(), weights, model.weights());
 }
@@ -76,10 +78,12 @@ struct Run {
 
 /// The golden steps of two micro-batches.
 template <class Model>
-Run train(const Golden& golden, const Context<typename Model::BackendTag>& ctx, OptimizerKind kind) {
+Run train(const Golden& golden, const Context<typename Model::BackendTag>& ctx, OptimizerKind kind,
+          const std::function<void(Model&)>& change = {}) {
     using A = typename Model::A;
     Model model(ctx);
     load(model, golden, "before.");
+    if (change) change(model);
     Optimizer<typename Model::BackendTag, A> optimizer(model.parameters(), model.weights().size, {.kind = kind});
     const auto ids = golden.ids("in.tokens");
     const auto shape = golden.shape("in.tokens");  // [steps, micro-batches, rows, length + 1]
@@ -107,19 +111,36 @@ Run train(const Golden& golden, const Context<typename Model::BackendTag>& ctx, 
     return run;
 }
 
-/// A training run amplifies rounding from step to step. The law: float32 on the GPU strays from the golden run by at most
-/// 1e-4, or by twice what float32 on the CPU does; and a second run is the same to the bit.
+/// What float32 may stray from the golden run, since a run amplifies rounding from step to step: 1e-4, or ten times what
+/// moving every first weight by 1e-7 of itself, up or down at random, does in float64.
+struct Allowed {
+    double losses = 1e-4, norms = 1e-4;
+
+    Allowed(const Golden& golden, OptimizerKind kind) {
+        for (std::uint64_t draw = 0; draw < 2; ++draw) {
+            const Run moved = train<KimiK3<presets::golden, Cpu, double>>(golden, cpu(), kind, [&](auto& model) {
+                Philox random(draw);
+                for (double& w : model.weights()) w *= random.below(2) == 0 ? 1 + 1e-7 : 1 - 1e-7;
+            });
+            losses = std::max(losses, 10 * relative_error(moved.losses, golden.values("out.loss")));
+            norms = std::max(norms, 10 * relative_error(moved.norms, golden.values("out.grad_norm")));
+        }
+    }
+};
+
 void check_training(const std::string& file, OptimizerKind kind) {
     const Golden golden(file);
     const Run found = train<Fused>(golden, cuda(), kind), again = train<Fused>(golden, cuda(), kind);
-    const Run on_cpu = train<KimiK3<presets::golden, Cpu, float>>(golden, cpu(), kind);
     const auto losses = golden.values("out.loss"), norms = golden.values("out.grad_norm");
-    const double cpu_loss = relative_error(on_cpu.losses, losses), cpu_norm = relative_error(on_cpu.norms, norms);
-    BOOST_TEST_MESSAGE(file << " in float32: relative error of losses " << relative_error(found.losses, losses) << " (CPU " << cpu_loss
-                            << "), of norms " << relative_error(found.norms, norms) << " (CPU " << cpu_norm << ")");
-    KIMIK3_CHECK_CLOSE(found.losses, losses, std::max(1e-4, 2 * cpu_loss));
-    KIMIK3_CHECK_CLOSE(found.norms, norms, std::max(1e-4, 2 * cpu_norm));
-    BOOST_CHECK_MESSAGE(again.losses == found.losses && again.norms == found.norms && again.weights == found.weights, "two runs differ");
+    const Allowed allowed(golden, kind);
+    BOOST_TEST_MESSAGE(file << " in float32: relative error of losses " << relative_error(found.losses, losses)
+                            << " (allowed " << allowed.losses << "), of norms " << relative_error(found.norms, norms)
+                            << " (allowed " << allowed.norms << ")");
+    BOOST_CHECK_SMALL(found.losses.front() / losses.front() - 1, 1e-4);
+    KIMIK3_CHECK_CLOSE(found.losses, losses, allowed.losses);
+    KIMIK3_CHECK_CLOSE(found.norms, norms, allowed.norms);
+    BOOST_CHECK_MESSAGE(again.losses == found.losses && again.norms == found.norms && again.weights == found.weights,
+                        "two runs differ");
 }
 
 /// The same operations in float64 follow the golden run as the CPU does: what float32 strays is rounding.
@@ -127,8 +148,8 @@ void check_training_in_double(const std::string& file, OptimizerKind kind) {
     const Golden golden(file);
     const Run found = train<KimiK3<presets::golden, Cuda, double>>(golden, cuda(), kind);
     const auto losses = golden.values("out.loss"), norms = golden.values("out.grad_norm");
-    BOOST_TEST_MESSAGE(file << " in float64: relative error of losses " << relative_error(found.losses, losses) << ", of norms "
-                            << relative_error(found.norms, norms));
+    BOOST_TEST_MESSAGE(file << " in float64: relative error of losses " << relative_error(found.losses, losses)
+                            << ", of norms " << relative_error(found.norms, norms));
     KIMIK3_CHECK_CLOSE(found.losses, losses, 1e-7);
     KIMIK3_CHECK_CLOSE(found.norms, norms, 1e-7);
 }
@@ -149,7 +170,8 @@ void check_generation() {
         while (tokens.size() < expected.size()) {
             const auto last = on_host(cuda(), model.step(state, fresh), memory);
             found.insert(found.end(), last.row(0), last.row(0) + last.cols);
-            tokens.push_back(static_cast<std::int32_t>(std::max_element(last.row(0), last.row(0) + last.cols) - last.row(0)));
+            tokens.push_back(
+                static_cast<std::int32_t>(std::max_element(last.row(0), last.row(0) + last.cols) - last.row(0)));
             fresh = Tokens(tokens).last(1);
         }
         BOOST_TEST(tokens == expected, name << boost::test_tools::per_element());

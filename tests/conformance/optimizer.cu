@@ -11,7 +11,8 @@ BOOST_AUTO_TEST_CASE(square_sums) {
     const std::vector<ElementPiece> pieces{{0, 1}, {3, 0}, {5, 20000}, {20005, 333}};
     Both g = vector_of(21000, 1), sums = empty_vector(4);
     Pair<double, double> found(1, 4, 0);
-    gradient_square_sums<double>(cpu(), pieces, g.cv(), found.cv()), gradient_square_sums<float>(cuda(), pieces, g.gv(), found.gv());
+    gradient_square_sums<double>(cpu(), pieces, g.cv(), found.cv()),
+        gradient_square_sums<float>(cuda(), pieces, g.gv(), found.gv());
     KIMIK3_CHECK_CLOSE(found.found(), found.expected(), 1e-12);
 }
 
@@ -22,7 +23,8 @@ BOOST_AUTO_TEST_CASE(adamw) {
     v.send();
     for (const Index step : {1, 2, 3}) {
         const AdamwRule rule{.lr = 1e-2, .decay = 0.1, .scale = 0.5, .step = step};
-        adamw_step(cpu(), std::span(pieces), rule, g.cv(), w.cv(), m.cv(), v.cv()), adamw_step(cuda(), std::span(pieces), rule, g.gv(), w.gv(), m.gv(), v.gv());
+        adamw_step(cpu(), std::span(pieces), rule, g.cv(), w.cv(), m.cv(), v.cv()),
+            adamw_step(cuda(), std::span(pieces), rule, g.gv(), w.gv(), m.gv(), v.gv());
     }
     check_same("w", w), check_same("m", m), check_same("v", v);
 }
@@ -33,7 +35,8 @@ BOOST_AUTO_TEST_CASE(muon) {
         const Index size = 32 + 2 * rows * cols;
         Both g = vector_of(size, 1), w = vector_of(size, 2), m = vector_of(size, 3, 0.1);
         const MuonRule rule{.lr = 1e-2, .decay = 0.1, .scale = 0.5};
-        muon_step(cpu(), std::span(blocks), rule, g.cv(), w.cv(), m.cv()), muon_step(cuda(), std::span(blocks), rule, g.gv(), w.gv(), m.gv());
+        muon_step(cpu(), std::span(blocks), rule, g.cv(), w.cv(), m.cv()),
+            muon_step(cuda(), std::span(blocks), rule, g.gv(), w.gv(), m.gv());
         check_same("w", w, 1e-4), check_same("m", m);
     }
 }

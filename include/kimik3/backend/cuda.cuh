@@ -129,19 +129,23 @@ private:
 
         const std::byte* find(std::span<const std::byte> content) {
             for (auto at = descriptions.begin(); at != descriptions.end(); ++at) {
-                if (at->content.size() != content.size() || std::memcmp(at->content.data(), content.data(), content.size()) != 0)
+                if (at->content.size() != content.size() ||
+                    std::memcmp(at->content.data(), content.data(), content.size()) != 0)
                     continue;
                 descriptions.splice(descriptions.begin(), descriptions, at);
                 return at->memory.data();
             }
-            if (descriptions.size() == 16) descriptions.splice(descriptions.begin(), descriptions, std::prev(descriptions.end()));
-            else descriptions.emplace_front();
+            if (descriptions.size() == 16)
+                descriptions.splice(descriptions.begin(), descriptions, std::prev(descriptions.end()));
+            else
+                descriptions.emplace_front();
             Description& newest = descriptions.front();
             newest.content.assign(content.begin(), content.end());
             const Index bytes = static_cast<Index>(content.size());
             if (newest.memory.bytes() < bytes) newest.memory = DeviceMemory(bytes);
             if (bytes > 0)
-                KIMIK3_CUDA(cudaMemcpyAsync(newest.memory.data(), newest.content.data(), content.size(), cudaMemcpyHostToDevice, stream));
+                KIMIK3_CUDA(cudaMemcpyAsync(newest.memory.data(), newest.content.data(), content.size(),
+                                            cudaMemcpyHostToDevice, stream));
             return newest.memory.data();
         }
 

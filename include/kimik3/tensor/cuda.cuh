@@ -30,7 +30,8 @@ private:
 template <class T>
 void clear(const Context<Cuda>& ctx, MatrixView<T> m) {
     if (m.size() == 0) return;
-    KIMIK3_CUDA(cudaMemset2DAsync(m.data, to_size(m.stride) * sizeof(T), 0, to_size(m.cols) * sizeof(T), to_size(m.rows), ctx.stream()));
+    KIMIK3_CUDA(cudaMemset2DAsync(m.data, to_size(m.stride) * sizeof(T), 0, to_size(m.cols) * sizeof(T),
+                                  to_size(m.rows), ctx.stream()));
 }
 template <class T>
 void clear(const Context<Cuda>& ctx, VectorView<T> v) {
@@ -82,7 +83,10 @@ struct DeviceSequences {
     Index count, tokens;
 
     DeviceSequences(const Context<Cuda>& ctx, const Sequences& seq)
-        : offsets(ctx.on_device(seq.packed())), slots(offsets + seq.count() + 1), pasts(slots + seq.count()), count(seq.count()),
+        : offsets(ctx.on_device(seq.packed())),
+          slots(offsets + seq.count() + 1),
+          pasts(slots + seq.count()),
+          count(seq.count()),
           tokens(seq.tokens()) {}
 
     KIMIK3_HOST_DEVICE Index begin(Index s) const { return offsets[s]; }

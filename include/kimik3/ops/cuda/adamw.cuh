@@ -9,13 +9,15 @@
 namespace kimik3 {
 
 template <class T>
-void adamw_step(const Context<Cuda>& ctx, std::span<const AdamwPiece> pieces, const AdamwRule& rule, InVector<T> g, OutVector<T> w,
-                OutVector<T> m, OutVector<T> v) {
+void adamw_step(const Context<Cuda>& ctx, std::span<const AdamwPiece> pieces, const AdamwRule& rule, InVector<T> g,
+                OutVector<T> w, OutVector<T> m, OutVector<T> v) {
     const double step = static_cast<double>(rule.step);
     const T scale = static_cast<T>(rule.scale), rate = static_cast<T>(rule.lr), eps = static_cast<T>(rule.eps),
-            beta1 = static_cast<T>(rule.beta1), beta2 = static_cast<T>(rule.beta2), rest1 = static_cast<T>(1.0 - rule.beta1),
-            rest2 = static_cast<T>(1.0 - rule.beta2), unbias1 = static_cast<T>(1.0 / (1.0 - std::pow(rule.beta1, step))),
-            unbias2 = static_cast<T>(1.0 / (1.0 - std::pow(rule.beta2, step))), decayed = static_cast<T>(1.0 - rule.lr * rule.decay);
+            beta1 = static_cast<T>(rule.beta1), beta2 = static_cast<T>(rule.beta2),
+            rest1 = static_cast<T>(1.0 - rule.beta1), rest2 = static_cast<T>(1.0 - rule.beta2),
+            unbias1 = static_cast<T>(1.0 / (1.0 - std::pow(rule.beta1, step))),
+            unbias2 = static_cast<T>(1.0 / (1.0 - std::pow(rule.beta2, step))),
+            decayed = static_cast<T>(1.0 - rule.lr * rule.decay);
     const AdamwPiece* list = ctx.on_device(pieces);
     gpu::for_rows(ctx, static_cast<Index>(pieces.size()), 16384, [=] __device__(Index p, gpu::Team team) {
         const AdamwPiece piece = list[p];

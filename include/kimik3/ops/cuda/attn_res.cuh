@@ -17,8 +17,9 @@ void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
 }  // namespace gpu
 
 template <class T>
-void attn_res_forward(const Context<Cuda>& ctx, const std::type_identity_t<Candidates<const T>>& candidates, InVector<T> gamma,
-                      InVector<T> pi, double eps, Out<T> h, Out<accumulator_t<T>> p, Out<accumulator_t<T>> r) {
+void attn_res_forward(const Context<Cuda>& ctx, const std::type_identity_t<Candidates<const T>>& candidates,
+                      InVector<T> gamma, InVector<T> pi, double eps, Out<T> h, Out<accumulator_t<T>> p,
+                      Out<accumulator_t<T>> r) {
     const Index width = h.cols, count = candidates.count;
     gpu::check_candidates(candidates, h.rows, width);
     require_size("attn_res: gamma", gamma, width);
@@ -61,7 +62,8 @@ void attn_res_backward(const Context<Cuda>& ctx, In<T> dh, const std::type_ident
     const Index rows = dh.rows, width = dh.cols, count = candidates.count;
     gpu::check_candidates(candidates, rows, width);
     gpu::check_candidates(dcandidates, rows, width);
-    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count, dcandidates.count);
+    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
+            dcandidates.count);
     require_shape("attn_res: h", h, rows, width);
     require_shape("attn_res: p", p, rows, count);
     require_shape("attn_res: r", r, rows, count);

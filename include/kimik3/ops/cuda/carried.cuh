@@ -11,8 +11,8 @@ void require_carried(const char* operation, const Sequences& seq, MatrixView<con
     if (state.rows == 0) return;
     require(state.cols == cols, "{}: a row of the state has {} elements, got {}", operation, cols, state.cols);
     for (Index s = 0; s < seq.count(); ++s) {
-        require(seq.slot(s) >= 0 && seq.slot(s) < state.rows, "{}: a slot is below the {} rows of the state, got {}", operation,
-                state.rows, seq.slot(s));
+        require(seq.slot(s) >= 0 && seq.slot(s) < state.rows, "{}: a slot is below the {} rows of the state, got {}",
+                operation, state.rows, seq.slot(s));
     }
 }
 
@@ -24,7 +24,8 @@ __device__ const T* carried_in(const DeviceSequences& seq, Index s, const Matrix
 
 /// Where sequence s leaves its state, or nullptr where nothing is kept or nothing changes.
 template <class T>
-__device__ T* carried_out(const DeviceSequences& seq, Index s, const MatrixView<const T>& initial, const MatrixView<T>& final) {
+__device__ T* carried_out(const DeviceSequences& seq, Index s, const MatrixView<const T>& initial,
+                          const MatrixView<T>& final) {
     const bool unchanged = seq.length(s) == 0 && final.data == initial.data;
     return final.rows == 0 || unchanged ? nullptr : final.row(seq.slots[s]);
 }

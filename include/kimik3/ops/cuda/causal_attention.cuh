@@ -22,14 +22,17 @@ struct AttentionHead {
     __device__ T key(Index j, Index c) const {
         return c < heads.nope ? kv(first + j, h * (heads.nope + heads.value) + c) : k_shared(first + j, c - heads.nope);
     }
-    __device__ T value(Index j, Index c) const { return kv(first + j, h * (heads.nope + heads.value) + heads.nope + c); }
+    __device__ T value(Index j, Index c) const {
+        return kv(first + j, h * (heads.nope + heads.value) + heads.nope + c);
+    }
 };
 
 /// The places of blocks: tiles of every head of every sequence, counted by the longest.
 struct AttentionPlace {
     Index s, h, tile;
 
-    __device__ AttentionPlace(Index heads, Index tiles) : s(blockIdx.x / tiles / heads), h(blockIdx.x / tiles % heads), tile(blockIdx.x % tiles) {}
+    __device__ AttentionPlace(Index heads, Index tiles)
+        : s(blockIdx.x / tiles / heads), h(blockIdx.x / tiles % heads), tile(blockIdx.x % tiles) {}
 };
 
 /// to [32, width] += w [32, 32] b [32, width], for the pairs that allowed(row, j) names; element by element in one thread.
@@ -64,8 +67,9 @@ struct AttentionShared {
 };
 
 template <class T>
-__global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequences seq, T scale, MatrixView<const T> q,
-                                         MatrixView<const T> kv, MatrixView<const T> k_shared, MatrixView<T> o, MatrixView<T> lse) {
+__global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequences seq, T scale,
+                                         MatrixView<const T> q, MatrixView<const T> kv, MatrixView<const T> k_shared,
+                                         MatrixView<T> o, MatrixView<T> lse) {
     const AttentionPlace at(heads.count, tiles);
     const Index first = seq.begin(at.s), tokens = seq.length(at.s), top = at.tile * attention_tile, width = heads.value;
     if (top >= tokens) return;
@@ -79,7 +83,8 @@ __global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequ
         const auto sees = [=](Index i, Index j) { return top + i < tokens && j0 + j <= top + i; };
         TileProduct<T> s;
         s.dot(
-            heads.key(), shared.left, shared.right, [&](Index i, Index c) { return top + i < tokens ? in.query(top + i, c) : T(0); },
+            heads.key(), shared.left, shared.right,
+            [&](Index i, Index c) { return top + i < tokens ? in.query(top + i, c) : T(0); },
             [&](Index j, Index c) { return j0 + j < tokens ? in.key(j0 + j, c) : T(0); });
         for (int i = 0; i < 4; ++i) {
             const int r = row + 8 * i;
@@ -87,14 +92,16 @@ __global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequ
             const T score = seen ? s.value[i] * scale : -INFINITY, before = highest[r];
             T now = warp_max(score);
             now = before > now ? before : now;
-            const T weight = seen ? exp(score - now) : T(0), fresh = warp_sum(weight), fade = now == -INFINITY ? T(1) : exp(before - now);
+            const T weight = seen ? exp(score - now) : T(0), fresh = warp_sum(weight),
+                    fade = now == -INFINITY ? T(1) : exp(before - now);
             shared.scores[r][col] = weight;
             for (Index c = col; c < width; c += 32) shared.sums[r * width + c] *= fade;
             __syncwarp();
             if (col == 0) highest[r] = now, total[r] = total[r] * fade + fresh;
         }
         __syncthreads();
-        add_tile_product(width, shared.scores, shared.sums, [&](Index j, Index c) { return in.value(j0 + j, c); }, sees);
+        add_tile_product(
+            width, shared.scores, shared.sums, [&](Index j, Index c) { return in.value(j0 + j, c); }, sees);
         __syncthreads();
     }
     for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
@@ -115,15 +122,19 @@ struct AttentionBackward {
     MatrixView<const T> d_o, q, kv, k_shared, lse, delta;
 
     /// P and dS of a tile of queries from row i0 and keys from row j0: P into w, dS returned in s.
-    __device__ void weights(const AttentionHead<T>& in, const AttentionShared<T>& shared, Index i0, Index j0, T (&p)[4], T (&ds)[4]) const {
+    __device__ void weights(const AttentionHead<T>& in, const AttentionShared<T>& shared, Index i0, Index j0, T (&p)[4],
+                            T (&ds)[4]) const {
         const int row = threadIdx.x / 32, col = threadIdx.x % 32;
         TileProduct<T> s, dp;
         s.dot(
-            heads.key(), shared.left, shared.right, [&](Index i, Index c) { return i0 + i < in.tokens ? in.query(i0 + i, c) : T(0); },
+            heads.key(), shared.left, shared.right,
+            [&](Index i, Index c) { return i0 + i < in.tokens ? in.query(i0 + i, c) : T(0); },
             [&](Index j, Index c) { return j0 + j < in.tokens ? in.key(j0 + j, c) : T(0); });
         dp.dot(
             heads.value, shared.left, shared.right,
-            [&](Index i, Index c) { return i0 + i < in.tokens ? d_o(in.first + i0 + i, in.h * heads.value + c) : T(0); },
+            [&](Index i, Index c) {
+                return i0 + i < in.tokens ? d_o(in.first + i0 + i, in.h * heads.value + c) : T(0);
+            },
             [&](Index j, Index c) { return j0 + j < in.tokens ? in.value(j0 + j, c) : T(0); });
         for (int i = 0; i < 4; ++i) {
             const Index query = i0 + row + 8 * i;
@@ -137,7 +148,8 @@ struct AttentionBackward {
 template <class T>
 __global__ void attention_dq_kernel(AttentionBackward<T> b, MatrixView<T> dq) {
     const AttentionPlace at(b.heads.count, b.tiles);
-    const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), top = at.tile * attention_tile, width = b.heads.key();
+    const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), top = at.tile * attention_tile,
+                width = b.heads.key();
     if (top >= tokens) return;
     const AttentionHead<T> in{b.heads, first, tokens, at.h, b.q, b.kv, b.k_shared};
     const AttentionShared<T> shared;
@@ -178,18 +190,22 @@ __global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, 
         for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = p[i];
         __syncthreads();
         add_tile_product(
-            values, shared.scores, dv, [&](Index i, Index c) { return b.d_o(first + top + i, at.h * values + c); }, seen_by);
+            values, shared.scores, dv, [&](Index i, Index c) { return b.d_o(first + top + i, at.h * values + c); },
+            seen_by);
         __syncthreads();
         for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = ds[i];
         __syncthreads();
-        add_tile_product(keys, shared.scores, dk, [&](Index i, Index c) { return in.query(top + i, c); }, seen_by);
+        add_tile_product(
+            keys, shared.scores, dk, [&](Index i, Index c) { return in.query(top + i, c); }, seen_by);
         __syncthreads();
     }
     for (Index e = threadIdx.x; e < 32 * keys; e += blockDim.x) {
         const Index j = e / keys, c = e % keys, n = first + j0 + j;
         if (j0 + j >= tokens) continue;
-        if (c < nope) dkv(n, at.h * (nope + values) + c) = dk[e];
-        else shares[(at.h * rows + n) * shared_width + c - nope] = dk[e];
+        if (c < nope)
+            dkv(n, at.h * (nope + values) + c) = dk[e];
+        else
+            shares[(at.h * rows + n) * shared_width + c - nope] = dk[e];
     }
     for (Index e = threadIdx.x; e < 32 * values; e += blockDim.x) {
         const Index j = e / values, c = e % values;
@@ -198,7 +214,8 @@ __global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, 
 }
 
 template <class T>
-void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o, In<T> lse) {
+void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
+                     In<T> lse) {
     require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
     require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
     require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
@@ -209,7 +226,8 @@ void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T>
 
 /// Starts a kernel with a block a tile of every head of every sequence; sums: columns of its sums.
 template <class T, class... Parameters, class... Arguments>
-void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, Index sums, const Arguments&... arguments) {
+void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, Index sums,
+                      const Arguments&... arguments) {
     if (blocks == 0) return;
     const int bytes = static_cast<int>(attention_shared<T>(sums));
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
@@ -220,23 +238,25 @@ void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), I
 }  // namespace gpu
 
 template <class T>
-void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared,
-                              Out<T> o, Out<accumulator_t<T>> lse) {
+void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv,
+                              In<T> k_shared, Out<T> o, Out<accumulator_t<T>> lse) {
     gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     const Index tiles = ceil_div(seq.longest(), gpu::attention_tile);
-    gpu::launch_attention<T>(ctx, gpu::attention_forward_kernel<T>, seq.count() * heads.count * tiles, heads.value, heads, tiles,
-                                DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), MatrixView<const T>(q), MatrixView<const T>(kv),
-                                MatrixView<const T>(k_shared), o, lse);
+    gpu::launch_attention<T>(ctx, gpu::attention_forward_kernel<T>, seq.count() * heads.count * tiles, heads.value,
+                             heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()),
+                             MatrixView<const T>(q), MatrixView<const T>(kv), MatrixView<const T>(k_shared), o, lse);
     gpu::clear_rows_from(ctx, seq.tokens(), o);
     gpu::clear_rows_from(ctx, seq.tokens(), lse);
 }
 
 template <class T>
-void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o, In<T> q, In<T> kv,
-                               In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq, Out<T> dkv, Out<T> dk_shared) {
+void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o,
+                               In<T> q, In<T> kv, In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq,
+                               Out<T> dkv, Out<T> dk_shared) {
     gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     gpu::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
-    const Index rows = seq.tokens(), tiles = ceil_div(seq.longest(), gpu::attention_tile), blocks = seq.count() * heads.count * tiles;
+    const Index rows = seq.tokens(), tiles = ceil_div(seq.longest(), gpu::attention_tile),
+                blocks = seq.count() * heads.count * tiles;
     const Index width = heads.shared, values = heads.value, count = heads.count;
     T* memory = ctx.workspace<T>(Scratch::operation, rows * (q.cols + count + count * width));
     const MatrixView<T> query(memory, rows, q.cols), delta(query.data + query.size(), rows, count);
@@ -249,8 +269,8 @@ void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, c
         sum = team.sum(sum);
         if (team.rank == 0) delta(n, h) = sum;
     });
-    const gpu::AttentionBackward<T> b{heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), d_o, query, kv, k_shared, lse,
-                                         delta};
+    const gpu::AttentionBackward<T> b{
+        heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), d_o, query, kv, k_shared, lse, delta};
     gpu::launch_attention<T>(ctx, gpu::attention_dq_kernel<T>, blocks, heads.key(), b, dq);
     gpu::launch_attention<T>(ctx, gpu::attention_dkv_kernel<T>, blocks, heads.key() + values, b, dkv, shares, rows);
     gpu::for_each(ctx, rows * width, [=] __device__(Index i) {

@@ -17,8 +17,8 @@ __device__ T largest_of_row(const T* row, Index count, Team team) {
 
 template <class T>
 void check_cross_entropy(In<T> logits, std::span<const std::int32_t> targets, InVector<T> loss) {
-    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}", logits.rows,
-            targets.size());
+    require(static_cast<Index>(targets.size()) == logits.rows, "{} rows of logits need as many targets, got {}",
+            logits.rows, targets.size());
     require_size("cross_entropy: loss", loss, logits.rows);
 }
 
@@ -40,15 +40,16 @@ void cross_entropy(const Context<Cuda>& ctx, In<T> logits, std::span<const std::
 }
 
 template <class T>
-void cross_entropy_backward(const Context<Cuda>& ctx, Out<T> logits, std::span<const std::int32_t> targets, double scale,
-                            OutVector<accumulator_t<T>> loss) {
+void cross_entropy_backward(const Context<Cuda>& ctx, Out<T> logits, std::span<const std::int32_t> targets,
+                            double scale, OutVector<accumulator_t<T>> loss) {
     gpu::check_cross_entropy<T>(logits, targets, loss);
     const std::int32_t* target = targets.data();
     const T each = static_cast<T>(scale);
     gpu::for_rows(ctx, logits.rows, logits.cols, [=] __device__(Index n, gpu::Team team) {
         const bool ignored = target[n] == ignored_target;
         T* row = logits.row(n);
-        const T highest = gpu::largest_of_row(row, logits.cols, team), below = ignored ? T(0) : highest - row[target[n]];
+        const T highest = gpu::largest_of_row(row, logits.cols, team),
+                below = ignored ? T(0) : highest - row[target[n]];
         T total = T(0);
         for (Index c = team.rank; c < logits.cols; c += team.size) total += exp(row[c] - highest);
         total = team.sum(total);

@@ -25,7 +25,8 @@ template <class T>
 void require_gate_shapes(In<T> z, In<T> out, InVector<T> A_log, InVector<T> dt_bias) {
     require_shape("decay_gate: z", z, out.rows, out.cols);
     require_size("decay_gate: dt_bias", dt_bias, out.cols);
-    require(A_log.size > 0 && out.cols % A_log.size == 0, "decay_gate: {} columns are no multiple of {} heads", out.cols, A_log.size);
+    require(A_log.size > 0 && out.cols % A_log.size == 0, "decay_gate: {} columns are no multiple of {} heads",
+            out.cols, A_log.size);
 }
 
 }  // namespace gpu
@@ -42,8 +43,9 @@ void decay_gate_forward(const Context<Cuda>& ctx, DecayGateForm gate, In<T> z, I
 }
 
 template <class T>
-void decay_gate_backward(const Context<Cuda>& ctx, DecayGateForm gate, In<T> dg, In<T> z, InVector<accumulator_t<T>> A_log,
-                         InVector<accumulator_t<T>> dt_bias, Out<T> dz, std::type_identity_t<OutVector<accumulator_t<T>>> dA_log,
+void decay_gate_backward(const Context<Cuda>& ctx, DecayGateForm gate, In<T> dg, In<T> z,
+                         InVector<accumulator_t<T>> A_log, InVector<accumulator_t<T>> dt_bias, Out<T> dz,
+                         std::type_identity_t<OutVector<accumulator_t<T>>> dA_log,
                          std::type_identity_t<OutVector<accumulator_t<T>>> ddt_bias) {
     gpu::require_gate_shapes<T>(z, dz, A_log, dt_bias);
     require_shape("decay_gate: dg", dg, dz.rows, dz.cols);

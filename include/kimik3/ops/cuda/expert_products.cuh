@@ -25,7 +25,8 @@ struct ExpertTile {
 
 /// c [rows, width] = or += a [rows, inner] w_e, where w_e [width, inner] (turned: [inner, width]) is the expert's block of w.
 template <class T, bool turned>
-__global__ void expert_rows_kernel(ExpertDispatch d, MatrixView<const T> a, MatrixView<const T> w, MatrixView<T> c, Add add) {
+__global__ void expert_rows_kernel(ExpertDispatch d, MatrixView<const T> a, MatrixView<const T> w, MatrixView<T> c,
+                                   Add add) {
     __shared__ T left[32][33], right[32][33];
     __shared__ ExpertTile shared_tile;
     const Index col_tiles = ceil_div(c.cols, 32), first_col = blockIdx.x % col_tiles * 32;
@@ -59,10 +60,12 @@ void expert_rows_product(const Context<Cuda>& ctx, const ExpertDispatch& d, In<T
 
 /// dw_e [R, C] += a_e^T b_e over the expert's rows of a [rows, R] and b [rows, C].
 template <class T>
-__global__ void expert_weights_kernel(ExpertDispatch d, MatrixView<const T> a, MatrixView<const T> b, MatrixView<T> dw) {
+__global__ void expert_weights_kernel(ExpertDispatch d, MatrixView<const T> a, MatrixView<const T> b,
+                                      MatrixView<T> dw) {
     __shared__ T left[32][33], right[32][33];
     const Index row_tiles = ceil_div(a.cols, 32), col_tiles = ceil_div(b.cols, 32);
-    const Index e = blockIdx.x / (row_tiles * col_tiles), r0 = blockIdx.x / col_tiles % row_tiles * 32, c0 = blockIdx.x % col_tiles * 32;
+    const Index e = blockIdx.x / (row_tiles * col_tiles), r0 = blockIdx.x / col_tiles % row_tiles * 32,
+                c0 = blockIdx.x % col_tiles * 32;
     const Index first = d.offset[e], count = d.offset[e + 1] - first;
     if (count == 0) return;
     TileProduct<T> product;
@@ -100,7 +103,8 @@ void combine_rows(const Context<Cuda>& ctx, const ExpertDispatch& d, In<T> from,
     for_rows(ctx, to.rows, to.cols, [=] __device__(Index n, Team team) {
         for (Index c = team.rank; c < to.cols; c += team.size) {
             T sum = T(0);
-            for (Index j = 0; j < d.position.cols; ++j) sum += (p.rows == 0 ? T(1) : p(n, j)) * from(d.position(n, j), c);
+            for (Index j = 0; j < d.position.cols; ++j)
+                sum += (p.rows == 0 ? T(1) : p(n, j)) * from(d.position(n, j), c);
             to(n, c) = sum;
         }
     });
@@ -109,8 +113,8 @@ void combine_rows(const Context<Cuda>& ctx, const ExpertDispatch& d, In<T> from,
 }  // namespace gpu
 
 template <class T>
-void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas, const ExpertDispatch& d,
-                             In<T> p, const ExpertRows<T>& s, Out<T> u) {
+void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
+                             const ExpertDispatch& d, In<T> p, const ExpertRows<T>& s, Out<T> u) {
     const Index inner = s.gate.cols, latent = z.cols;
     require_shape("experts: w1", w1, d.experts() * inner, latent);
     require_shape("experts: w3", w3, d.experts() * inner, latent);
@@ -132,8 +136,9 @@ void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> 
 }
 
 template <class T>
-void expert_products_backward(const Context<Cuda>& ctx, In<T> du, In<T> w1, In<T> w3, In<T> w2, SituBetas betas, const ExpertDispatch& d,
-                              const ExpertRows<T>& s, Out<T> p, Out<T> dz, Out<T> dw1, Out<T> dw3, Out<T> dw2) {
+void expert_products_backward(const Context<Cuda>& ctx, In<T> du, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
+                              const ExpertDispatch& d, const ExpertRows<T>& s, Out<T> p, Out<T> dz, Out<T> dw1,
+                              Out<T> dw3, Out<T> dw2) {
     const Index inner = s.gate.cols, latent = du.cols;
     require_shape("experts: dz", dz, du.rows, latent);
     require_shape("experts: p", p, du.rows, d.position.cols);

@@ -8,8 +8,8 @@
 namespace kimik3 {
 
 template <class T>
-void gated_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w, double eps,
-                        Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
+void gated_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
+                        double eps, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
     const Index width = y.cols / heads;
     const bool gated = gate.cols != 0;
     require_shape("gated_norm: x", x, y.rows, y.cols);
@@ -28,9 +28,9 @@ void gated_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, In<T> ga
 }
 
 template <class T>
-void gated_norm_backward(const Context<Cuda>& ctx, Index heads, In<T> dy, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
-                         In<accumulator_t<T>> r, Out<T> dx, std::type_identity_t<Out<T>> dgate,
-                         std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
+void gated_norm_backward(const Context<Cuda>& ctx, Index heads, In<T> dy, In<T> x, In<T> gate,
+                         InVector<accumulator_t<T>> w, In<accumulator_t<T>> r, Out<T> dx,
+                         std::type_identity_t<Out<T>> dgate, std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
     const Index width = dx.cols / heads;
     const bool gated = gate.cols != 0;
     require_shape("gated_norm: dy", dy, dx.rows, dx.cols);

@@ -7,7 +7,8 @@
 namespace kimik3 {
 
 template <class T>
-void gradient_square_sums(const Context<Cuda>& ctx, std::span<const ElementPiece> pieces, VectorView<const T> g, OutVector<double> sums) {
+void gradient_square_sums(const Context<Cuda>& ctx, std::span<const ElementPiece> pieces, VectorView<const T> g,
+                          OutVector<double> sums) {
     const Index count = static_cast<Index>(pieces.size());
     require_size("gradient_square_sums: sums", sums, count);
     const ElementPiece* list = ctx.on_device(pieces);

@@ -16,16 +16,19 @@ void require_chunks(const Sequences& seq, Index chunk, const KdaSizes& sizes, In
 }  // namespace gpu
 
 template <class T>
-void kda_chunk_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk, std::type_identity_t<KdaInput<T>> in,
-                       Out<T> o, std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<accumulator_t<T>>> states) {
+void kda_chunk_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
+                       std::type_identity_t<KdaInput<T>> in, Out<T> o,
+                       std::type_identity_t<Out<accumulator_t<T>>> final,
+                       std::type_identity_t<Out<accumulator_t<T>>> states) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     gpu::walk_forward<T>(ctx, seq, sizes, chunk, in, o, final, states);
 }
 
 template <class T>
-void kda_chunk_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk, std::type_identity_t<KdaInput<T>> in,
-                        In<accumulator_t<T>> states, In<T> d_o, In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
+void kda_chunk_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
+                        std::type_identity_t<KdaInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
+                        In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     gpu::walk_backward<T>(ctx, seq, sizes, chunk, in, states, d_o, dfinal, gradient);

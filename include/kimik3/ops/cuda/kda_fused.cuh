@@ -32,31 +32,35 @@ struct KdaUnits {
 };
 
 template <class T>
-KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in, In<T> o,
-                     In<T> final, In<T> states) {
+KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in,
+                     In<T> o, In<T> final, In<T> states) {
     const KdaSizes sizes = kda_sizes<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
     require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
-    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0, "kda_fused: the bound of the log-decay lies in [-5, 0), got {}",
-            form.lower_bound);
+    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
+            "kda_fused: the bound of the log-decay lies in [-5, 0), got {}", form.lower_bound);
     require_size("kda_fused: A_log", in.A_log, form.heads);
     require_size("kda_fused: dt_bias", in.dt_bias, in.z.cols);
-    if (states.rows != 0) require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), sizes.heads * sizes.state());
+    if (states.rows != 0)
+        require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), sizes.heads * sizes.state());
     return sizes;
 }
 
 }  // namespace gpu
 
 template <class T>
-void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form, std::type_identity_t<KdaRawInput<T>> in,
-                       Out<T> o, std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<accumulator_t<T>>> states) {
+void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
+                       std::type_identity_t<KdaRawInput<T>> in, Out<T> o,
+                       std::type_identity_t<Out<accumulator_t<T>>> final,
+                       std::type_identity_t<Out<accumulator_t<T>>> states) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, o, final, states);
     const gpu::KdaUnits<T> units(ctx, seq, form, in);
     gpu::walk_forward<T>(ctx, seq, sizes, form.chunk, units.input(in), o, final, states);
 }
 
 template <class T>
-void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form, std::type_identity_t<KdaRawInput<T>> in,
-                        In<accumulator_t<T>> states, In<T> d_o, In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
+void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
+                        std::type_identity_t<KdaRawInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
+                        In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, d_o, dfinal, states);
     const gpu::KdaUnits<T> units(ctx, seq, form, in);
     const KdaGradient<T> walked{gradient.q, gradient.k, gradient.v, gradient.z, gradient.b, gradient.initial};
@@ -64,8 +68,8 @@ void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFused
     const auto used = [&](MatrixView<T> m) { return m.middle_rows(0, seq.tokens()); };
     l2_norm_backward(ctx, form.heads, used(gradient.q), units.q, units.q_r, used(gradient.q));
     l2_norm_backward(ctx, form.heads, used(gradient.k), units.k, units.k_r, used(gradient.k));
-    decay_gate_backward(ctx, units.gate(form), used(gradient.z), in.z.middle_rows(0, seq.tokens()), in.A_log, in.dt_bias, used(gradient.z),
-                        gradient.A_log, gradient.dt_bias);
+    decay_gate_backward(ctx, units.gate(form), used(gradient.z), in.z.middle_rows(0, seq.tokens()), in.A_log,
+                        in.dt_bias, used(gradient.z), gradient.A_log, gradient.dt_bias);
     sigmoid_backward(ctx, used(gradient.b), units.beta, used(gradient.b));
 }
 

@@ -12,15 +12,17 @@ inline constexpr Index walk_segment = 32;
 }  // namespace gpu
 
 template <class T>
-void kda_recurrent_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, std::type_identity_t<KdaInput<T>> in, Out<T> o,
+void kda_recurrent_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads,
+                           std::type_identity_t<KdaInput<T>> in, Out<T> o,
                            std::type_identity_t<Out<accumulator_t<T>>> final) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
     gpu::walk_forward<T>(ctx, seq, sizes, gpu::walk_segment, in, o, final, {});
 }
 
 template <class T>
-void kda_recurrent_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, std::type_identity_t<KdaInput<T>> in, In<T> d_o,
-                            In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
+void kda_recurrent_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads,
+                            std::type_identity_t<KdaInput<T>> in, In<T> d_o, In<accumulator_t<T>> dfinal,
+                            const KdaGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
     const Index rows = kda_chunks(seq, gpu::walk_segment), cols = heads * sizes.state();
     const MatrixView<T> states(ctx.workspace<T>(Scratch::operation, rows * cols), rows, cols);

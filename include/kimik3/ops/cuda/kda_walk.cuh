@@ -20,10 +20,10 @@ struct KdaSizes {
 };
 
 template <class T>
-KdaSizes kda_sizes(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o, In<T> initial,
-                   In<T> final) {
-    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0, "kda: {} and {} columns are no multiples of {} heads", q.cols,
-            v.cols, heads);
+KdaSizes kda_sizes(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
+                   In<T> initial, In<T> final) {
+    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0,
+            "kda: {} and {} columns are no multiples of {} heads", q.cols, v.cols, heads);
     const KdaSizes sizes{heads, q.cols / heads, v.cols / heads};
     require(sizes.key >= 1 && sizes.key <= 256, "kda: a head has 1 to 256 key channels, got {}", sizes.key);
     require(sizes.value >= 1, "kda: a head has at least one value channel, got {}", sizes.value);
@@ -46,8 +46,13 @@ struct KdaPlace {
     bool inside;   // column < V
 
     __device__ explicit KdaPlace(const KdaSizes& sizes)
-        : s(blockIdx.x / (sizes.tiles() * sizes.heads)), h(blockIdx.x / sizes.tiles() % sizes.heads), tile(blockIdx.x % sizes.tiles()),
-          lane(threadIdx.x % 32), warp(threadIdx.x / 32), column(tile * walk_columns + lane), inside(column < sizes.value) {}
+        : s(blockIdx.x / (sizes.tiles() * sizes.heads)),
+          h(blockIdx.x / sizes.tiles() % sizes.heads),
+          tile(blockIdx.x % sizes.tiles()),
+          lane(threadIdx.x % 32),
+          warp(threadIdx.x / 32),
+          column(tile * walk_columns + lane),
+          inside(column < sizes.value) {}
 };
 
 /// The sum over the warps of a lane's values, for every thread.
@@ -81,7 +86,8 @@ struct KdaRow {
 
 /// state takes in the token of row; returns u of the lane's column.
 template <class T, int rows>
-__device__ T walk_step(T (&state)[rows], const KdaRow<T>& row, Index key, T v, T beta, T (*parts)[walk_columns], int warp, int lane) {
+__device__ T walk_step(T (&state)[rows], const KdaRow<T>& row, Index key, T v, T beta, T (*parts)[walk_columns],
+                       int warp, int lane) {
     T predicted = T(0);
 #pragma unroll
     for (int i = 0; i < rows; ++i) {
@@ -126,8 +132,9 @@ __device__ inline Index first_segment(const DeviceSequences& seq, Index s, Index
 
 /// o without data is not written; states without rows are not kept.
 template <class T, int rows>
-__global__ void __launch_bounds__(256) walk_forward_kernel(KdaSizes sizes, DeviceSequences seq, Index segment, KdaInput<T> in,
-                                                           MatrixView<T> o, MatrixView<T> final, MatrixView<T> states) {
+__global__ void __launch_bounds__(256)
+    walk_forward_kernel(KdaSizes sizes, DeviceSequences seq, Index segment, KdaInput<T> in, MatrixView<T> o,
+                        MatrixView<T> final, MatrixView<T> states) {
     __shared__ KdaRow<T> row;
     __shared__ T parts[walk_warps][walk_columns];
     const KdaPlace at(sizes);
@@ -136,7 +143,8 @@ __global__ void __launch_bounds__(256) walk_forward_kernel(KdaSizes sizes, Devic
     load_state(state, from == nullptr ? nullptr : from + at.h * sizes.state(), sizes, at);
     Index saved = states.rows == 0 ? 0 : first_segment(seq, at.s, segment);
     for (Index n = seq.begin(at.s); n < seq.end(at.s); ++n) {
-        if (states.rows != 0 && (n - seq.begin(at.s)) % segment == 0) store_state(state, states.row(saved++) + at.h * sizes.state(), sizes, at);
+        if (states.rows != 0 && (n - seq.begin(at.s)) % segment == 0)
+            store_state(state, states.row(saved++) + at.h * sizes.state(), sizes, at);
         row.load(in, sizes, n, at.h);
         const T v = at.inside ? in.v(n, at.h * sizes.value + at.column) : T(0);
         walk_step(state, row, sizes.key, v, in.beta(n, at.h), parts, at.warp, at.lane);
@@ -164,19 +172,21 @@ struct KdaParts {
 
 /// d_o and the gradients of what is summed over value channels go by parts.
 template <class T, int rows>
-__global__ void __launch_bounds__(256) walk_backward_kernel(KdaSizes sizes, DeviceSequences seq, Index segment, KdaInput<T> in,
-                                                            MatrixView<const T> states, MatrixView<const T> d_o,
-                                                            MatrixView<const T> dfinal, MatrixView<T> dinitial, KdaParts<T> to) {
+__global__ void __launch_bounds__(256)
+    walk_backward_kernel(KdaSizes sizes, DeviceSequences seq, Index segment, KdaInput<T> in, MatrixView<const T> states,
+                         MatrixView<const T> d_o, MatrixView<const T> dfinal, MatrixView<T> dinitial, KdaParts<T> to) {
     __shared__ KdaRow<T> row;
     __shared__ T parts[walk_warps][walk_columns];
     const KdaPlace at(sizes);
-    const Index key = sizes.key, wide = sizes.heads * key, length = seq.length(at.s), chunks = ceil_div(length, segment);
+    const Index key = sizes.key, wide = sizes.heads * key, length = seq.length(at.s),
+                chunks = ceil_div(length, segment);
     const Index saved = first_segment(seq, at.s, segment);
     T* walked = to.walked + blockIdx.x * segment * key * walk_columns;
     T state[rows], grad[rows];
     load_state(grad, dfinal.rows == 0 ? nullptr : dfinal.row(seq.slots[at.s]) + at.h * sizes.state(), sizes, at);
     for (Index chunk = chunks; chunk-- > 0;) {
-        const Index first = seq.begin(at.s) + chunk * segment, count = length - chunk * segment < segment ? length - chunk * segment : segment;
+        const Index first = seq.begin(at.s) + chunk * segment,
+                    count = length - chunk * segment < segment ? length - chunk * segment : segment;
         load_state(state, states.row(saved + chunk) + at.h * sizes.state(), sizes, at);
         for (Index t = 0; t < count; ++t) {
 #pragma unroll
@@ -191,7 +201,8 @@ __global__ void __launch_bounds__(256) walk_backward_kernel(KdaSizes sizes, Devi
         for (Index t = count; t-- > 0;) {
             const Index n = first + t, col = at.h * sizes.value + at.column;
             row.load(in, sizes, n, at.h);
-            const T v = at.inside ? in.v(n, col) : T(0), beta = in.beta(n, at.h), gradient = at.inside ? d_o(n, col) : T(0);
+            const T v = at.inside ? in.v(n, col) : T(0), beta = in.beta(n, at.h),
+                    gradient = at.inside ? d_o(n, col) : T(0);
             T predicted = T(0), du = T(0);
 #pragma unroll
             for (int i = 0; i < rows; ++i) {
@@ -233,20 +244,24 @@ __global__ void __launch_bounds__(256) walk_backward_kernel(KdaSizes sizes, Devi
 /// call(std::integral_constant<int, rows>) with registers enough for the rows of a warp.
 template <class Call>
 void with_rows(Index key, Call&& call) {
-    if (key <= 32) call(std::integral_constant<int, 4>{});
-    else if (key <= 64) call(std::integral_constant<int, 8>{});
-    else if (key <= 128) call(std::integral_constant<int, 16>{});
-    else call(std::integral_constant<int, 32>{});
+    if (key <= 32)
+        call(std::integral_constant<int, 4>{});
+    else if (key <= 64)
+        call(std::integral_constant<int, 8>{});
+    else if (key <= 128)
+        call(std::integral_constant<int, 16>{});
+    else
+        call(std::integral_constant<int, 32>{});
 }
 
 template <class T>
-void walk_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSizes& sizes, Index segment, const KdaInput<T>& in,
-                  MatrixView<T> o, MatrixView<T> final, MatrixView<T> states) {
+void walk_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSizes& sizes, Index segment,
+                  const KdaInput<T>& in, MatrixView<T> o, MatrixView<T> final, MatrixView<T> states) {
     const Index blocks = seq.count() * sizes.heads * sizes.tiles();
     if (blocks > 0) {
         with_rows(sizes.key, [&](auto rows) {
-            walk_forward_kernel<T, rows><<<static_cast<unsigned>(blocks), 256, 0, ctx.stream()>>>(sizes, DeviceSequences(ctx, seq), segment, in,
-                                                                                         o, final, states);
+            walk_forward_kernel<T, rows><<<static_cast<unsigned>(blocks), 256, 0, ctx.stream()>>>(
+                sizes, DeviceSequences(ctx, seq), segment, in, o, final, states);
         });
         KIMIK3_CUDA(cudaGetLastError());
     }
@@ -266,9 +281,11 @@ void add_parts(const Context<Cuda>& ctx, const T* from, Index parts, Index token
 }
 
 template <class T>
-void walk_backward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSizes& sizes, Index segment, const KdaInput<T>& in,
-                   MatrixView<const T> states, MatrixView<const T> d_o, MatrixView<const T> dfinal, const KdaGradient<T>& gradient) {
-    const Index blocks = seq.count() * sizes.heads * sizes.tiles(), tokens = seq.tokens(), tiles = sizes.tiles(), wide = sizes.heads * sizes.key;
+void walk_backward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSizes& sizes, Index segment,
+                   const KdaInput<T>& in, MatrixView<const T> states, MatrixView<const T> d_o,
+                   MatrixView<const T> dfinal, const KdaGradient<T>& gradient) {
+    const Index blocks = seq.count() * sizes.heads * sizes.tiles(), tokens = seq.tokens(), tiles = sizes.tiles(),
+                wide = sizes.heads * sizes.key;
     const Index deep = sizes.heads * sizes.value;
     T* memory = ctx.workspace<T>(Scratch::walk, tiles * tokens * (3 * wide + sizes.heads) + tokens * deep +
                                                     blocks * segment * sizes.key * walk_columns);

@@ -7,7 +7,8 @@
 namespace kimik3 {
 
 template <class T>
-void l2_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
+void l2_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, Out<T> y,
+                     std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
     require_shape("l2_norm: x", x, y.rows, y.cols);
     require_shape("l2_norm: r", r, y.rows, heads);
     const Index width = y.cols / heads;

@@ -12,10 +12,11 @@ inline constexpr int latent_keys = 128;
 
 /// Shared memory: the query [c + r], the scores of a tile of keys and the sums [c].
 template <class T>
-__global__ void latent_attention_kernel(MlaHeads heads, DeviceSequences seq, T scale, MatrixView<const T> q_lat, MatrixView<const T> q,
-                                        MatrixView<const T> cache, MatrixView<T> o_lat) {
+__global__ void latent_attention_kernel(MlaHeads heads, DeviceSequences seq, T scale, MatrixView<const T> q_lat,
+                                        MatrixView<const T> q, MatrixView<const T> cache, MatrixView<T> o_lat) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const Index n = blockIdx.x / heads.count, h = blockIdx.x % heads.count, latent = o_lat.cols / heads.count, width = latent + heads.shared;
+    const Index n = blockIdx.x / heads.count, h = blockIdx.x % heads.count, latent = o_lat.cols / heads.count,
+                width = latent + heads.shared;
     T *query = reinterpret_cast<T*>(memory), *scores = query + width, *sums = scores + latent_keys;
     const Index s = seq.of(n), keys = seq.pasts[s] + n - seq.begin(s) + 1;
     const T* rows = cache.row(seq.slots[s]);
@@ -57,28 +58,32 @@ __global__ void latent_attention_kernel(MlaHeads heads, DeviceSequences seq, T s
 template <class T>
 void latent_append(const Context<Cuda>& ctx, const Sequences& seq, In<T> latent, In<T> shared, Out<T> cache) {
     const Index width = latent.cols + shared.cols;
-    require(seq.tokens() <= latent.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), latent.rows);
+    require(seq.tokens() <= latent.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(),
+            latent.rows);
     require_shape("latent_append: shared", shared, latent.rows, shared.cols);
     check_room(seq, cache.rows, cache.cols / width);
     const DeviceSequences places(ctx, seq);
     gpu::for_rows(ctx, seq.tokens(), width, [=] __device__(Index n, gpu::Team team) {
         const Index s = places.of(n);
         T* to = cache.row(places.slots[s]) + (places.pasts[s] + n - places.begin(s)) * width;
-        for (Index c = team.rank; c < width; c += team.size) to[c] = c < latent.cols ? latent(n, c) : shared(n, c - latent.cols);
+        for (Index c = team.rank; c < width; c += team.size)
+            to[c] = c < latent.cols ? latent(n, c) : shared(n, c - latent.cols);
     });
 }
 
 template <class T>
-void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q_lat, In<T> q, In<T> cache,
-                      Out<T> o_lat) {
+void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q_lat, In<T> q,
+                      In<T> cache, Out<T> o_lat) {
     const Index latent = o_lat.cols / heads.count, blocks = seq.tokens() * heads.count;
-    require(seq.tokens() <= o_lat.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o_lat.rows);
+    require(seq.tokens() <= o_lat.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(),
+            o_lat.rows);
     require_shape("latent_attention: q_lat", q_lat, o_lat.rows, heads.count * latent);
     require_shape("latent_attention: q", q, o_lat.rows, heads.count * heads.key());
     check_room(seq, cache.rows, cache.cols / (latent + heads.shared));
     if (blocks > 0) {
         const std::size_t bytes = to_size(2 * latent + heads.shared + gpu::latent_keys) * sizeof(T);
-        KIMIK3_CUDA(cudaFuncSetAttribute(gpu::latent_attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+        KIMIK3_CUDA(cudaFuncSetAttribute(gpu::latent_attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(bytes)));
         gpu::latent_attention_kernel<T><<<static_cast<unsigned>(blocks), gpu::block_threads, bytes, ctx.stream()>>>(
             heads, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), q_lat, q, cache, o_lat);
         KIMIK3_CUDA(cudaGetLastError());

@@ -29,8 +29,10 @@ struct Team {
     int rank, size;
 
     __device__ void sync() const {
-        if (size == 32) __syncwarp();
-        else __syncthreads();
+        if (size == 32)
+            __syncwarp();
+        else
+            __syncthreads();
     }
     template <class T>
     __device__ T sum(T value) const {
@@ -84,7 +86,8 @@ template <class Body>
 void for_rows(const Context<Cuda>& ctx, Index rows, Index cols, Body body) {
     if (rows <= 0) return;
     const int team = cols <= 1024 ? 32 : block_threads;
-    for_rows_kernel<<<grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, ctx.stream()>>>(rows, team, body);
+    for_rows_kernel<<<grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, ctx.stream()>>>(rows, team,
+                                                                                                       body);
     KIMIK3_CUDA(cudaGetLastError());
 }
 

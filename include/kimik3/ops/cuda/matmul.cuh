@@ -9,8 +9,8 @@ namespace gpu {
 
 /// c [M, N] = op(a) op(b), where op is as cuBLAS says it, of the stored matrices.
 template <class T>
-void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOperation_t op_b, Index inner, In<T> a, In<T> b, Out<T> c,
-                    Add add) {
+void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOperation_t op_b, Index inner, In<T> a,
+                    In<T> b, Out<T> c, Add add) {
     if (c.size() == 0) return;
     if (inner == 0) {
         if (add == Add::no) clear(ctx, c);
@@ -18,10 +18,13 @@ void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOper
     }
     const T one = T(1), kept = add == Add::yes ? T(1) : T(0);
     const auto product = [&](auto gemm) {
-        KIMIK3_CUDA(gemm(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, b.stride, a.data, a.stride, &kept, c.data, c.stride));
+        KIMIK3_CUDA(gemm(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, b.stride, a.data, a.stride,
+                         &kept, c.data, c.stride));
     };
-    if constexpr (std::is_same_v<T, double>) product(cublasDgemm_64);
-    else product(cublasSgemm_64);
+    if constexpr (std::is_same_v<T, double>)
+        product(cublasDgemm_64);
+    else
+        product(cublasSgemm_64);
 }
 
 }  // namespace gpu

@@ -10,7 +10,8 @@ namespace kimik3 {
 namespace gpu {
 
 template <class T>
-void muon_block_step(const Context<Cuda>& ctx, const MuonBlock& block, const MuonRule& rule, const T* g, T* w, T* m, T* memory) {
+void muon_block_step(const Context<Cuda>& ctx, const MuonBlock& block, const MuonRule& rule, const T* g, T* w, T* m,
+                     T* memory) {
     const MatrixView<T> update(memory, block.rows, block.cols);
     const VectorView<T> scratch(memory + round_up(update.size(), 16), newton_schulz_scratch(block.rows, block.cols));
     const T scale = static_cast<T>(rule.scale), momentum = static_cast<T>(rule.momentum);
@@ -28,14 +29,15 @@ void muon_block_step(const Context<Cuda>& ctx, const MuonBlock& block, const Muo
 }  // namespace gpu
 
 template <class T>
-void muon_step(const Context<Cuda>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule, InVector<T> g, OutVector<T> w,
-               OutVector<T> m) {
+void muon_step(const Context<Cuda>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule, InVector<T> g,
+               OutVector<T> w, OutVector<T> m) {
     Index most = 0;
     for (const MuonBlock& block : blocks)
         most = (std::max)(most, round_up(block.rows * block.cols, 16) + newton_schulz_scratch(block.rows, block.cols));
     T* memory = ctx.workspace<T>(Scratch::operation, most);
     for (const MuonBlock& block : blocks)
-        gpu::muon_block_step(ctx, block, rule, g.data + block.offset, w.data + block.offset, m.data + block.offset, memory);
+        gpu::muon_block_step(ctx, block, rule, g.data + block.offset, w.data + block.offset, m.data + block.offset,
+                             memory);
 }
 
 }  // namespace kimik3

@@ -24,8 +24,10 @@ void newton_schulz(const Context<Cuda>& ctx, Out<T> x, Index steps, OutVector<T>
     T* first = now.data;
     gpu::for_each(ctx, count, [=] __device__(Index i) { first[i] = x.data[i] * *unit; });
     for (Index step = 0; step < steps; ++step) {
-        if (wide) matmul_nt(ctx, now, now, gram, Add::no);
-        else matmul_tn(ctx, now, now, gram, Add::no);
+        if (wide)
+            matmul_nt(ctx, now, now, gram, Add::no);
+        else
+            matmul_tn(ctx, now, now, gram, Add::no);
         matmul_nn(ctx, gram, gram, square, Add::no);
         gpu::for_each(ctx, gram.size(), [=] __device__(Index i) {
             square.data[i] = gram.data[i] * T(-4.7750) + square.data[i] * T(2.0315);
@@ -33,8 +35,10 @@ void newton_schulz(const Context<Cuda>& ctx, Out<T> x, Index steps, OutVector<T>
         const T* from = now.data;
         T* to = next.data;
         gpu::for_each(ctx, count, [=] __device__(Index i) { to[i] = from[i] * T(3.4445); });
-        if (wide) matmul_nn(ctx, square, now, next, Add::yes);
-        else matmul_nn(ctx, now, square, next, Add::yes);
+        if (wide)
+            matmul_nn(ctx, square, now, next, Add::yes);
+        else
+            matmul_nn(ctx, now, square, next, Add::yes);
         std::swap(now, next);
     }
 }

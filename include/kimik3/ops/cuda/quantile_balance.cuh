@@ -51,11 +51,13 @@ __global__ void balance_update_kernel(Balance balance, Index chosen, VectorView<
     if (tokens == 0) return;
     if (isfinite(range.width)) {
         const double target = static_cast<double>(tokens * chosen) / static_cast<double>(experts);
-        for (Index e = threadIdx.x; e < experts; e += blockDim.x) places[e] = quantile_place_of(balance.histogram.row(e), target);
+        for (Index e = threadIdx.x; e < experts; e += blockDim.x)
+            places[e] = quantile_place_of(balance.histogram.row(e), target);
         __syncthreads();
         double mean = 0.0;
         for (Index e = 0; e < experts; ++e)
-            mean += static_cast<double>(range.low + static_cast<T>(places[e]) * range.width) / static_cast<double>(experts);
+            mean +=
+                static_cast<double>(range.low + static_cast<T>(places[e]) * range.width) / static_cast<double>(experts);
         for (Index e = threadIdx.x; e < experts; e += blockDim.x)
             bias[e] = range.low + static_cast<T>(places[e]) * range.width - static_cast<T>(mean);
     }
@@ -68,17 +70,18 @@ __global__ void balance_update_kernel(Balance balance, Index chosen, VectorView<
 }  // namespace gpu
 
 template <class T>
-void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts, InVector<T> bias,
-                   InVector<std::uint8_t> counted, const Balance& balance) {
+void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts,
+                   InVector<T> bias, InVector<std::uint8_t> counted, const Balance& balance) {
     require_shape("balance: histogram", balance.histogram, scores.cols, Balance::bins);
     require_size("balance: load", balance.load, scores.cols);
-    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}", scores.rows,
-            counted.size);
+    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}",
+            scores.rows, counted.size);
     const Balance to = balance;
     gpu::for_rows(ctx, scores.rows, scores.cols, [=] __device__(Index n, gpu::Team team) {
         if (counted.size != 0 && counted[n] == 0) return;
         const gpu::DeviceBalanceRange<T> range(bias);
-        for (Index e = team.rank; e < scores.cols; e += team.size) gpu::add_one(to.histogram(e, range.bin(cutoff[n] - scores(n, e))));
+        for (Index e = team.rank; e < scores.cols; e += team.size)
+            gpu::add_one(to.histogram(e, range.bin(cutoff[n] - scores(n, e))));
         for (Index j = team.rank; j < experts.cols; j += team.size) gpu::add_one(to.load[experts(n, j)]);
     });
 }

@@ -7,7 +7,8 @@
 namespace kimik3 {
 
 template <class T>
-void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<T> w, double eps, Out<T> y, OutVector<accumulator_t<T>> r) {
+void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<T> w, double eps, Out<T> y,
+                      OutVector<accumulator_t<T>> r) {
     require_shape("rms_norm: y", y, x.rows, x.cols);
     require_size("rms_norm: w", w, x.cols);
     require_size("rms_norm: r", r, x.rows);
@@ -21,8 +22,8 @@ void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<T> w, double e
 }
 
 template <class T>
-void rms_norm_backward(const Context<Cuda>& ctx, In<T> dy, In<T> x, InVector<T> w, InVector<accumulator_t<T>> r, Out<T> dx,
-                       OutVector<T> dw) {
+void rms_norm_backward(const Context<Cuda>& ctx, In<T> dy, In<T> x, InVector<T> w, InVector<accumulator_t<T>> r,
+                       Out<T> dx, OutVector<T> dw) {
     require_shape("rms_norm: dy", dy, x.rows, x.cols);
     require_shape("rms_norm: dx", dx, x.rows, x.cols);
     require_size("rms_norm: dw", dw, x.cols);

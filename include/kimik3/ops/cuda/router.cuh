@@ -22,7 +22,8 @@ struct Choice {
 template <class T>
 __device__ Choice<T> warp_best(Choice<T> mine) {
     for (int apart = 16; apart > 0; apart /= 2) {
-        const Choice<T> other{__shfl_xor_sync(0xffffffffu, mine.value, apart), __shfl_xor_sync(0xffffffffu, mine.expert, apart)};
+        const Choice<T> other{__shfl_xor_sync(0xffffffffu, mine.value, apart),
+                              __shfl_xor_sync(0xffffffffu, mine.expert, apart)};
         if (other.better_than(mine)) mine = other;
     }
     return mine;
@@ -80,7 +81,8 @@ void router_forward(const Context<Cuda>& ctx, In<T> x, In<T> w, InVector<T> bias
 }
 
 template <class T>
-void router_backward(const Context<Cuda>& ctx, RouterRule rule, In<std::int32_t> experts, Out<T> dweights, Out<T> scores) {
+void router_backward(const Context<Cuda>& ctx, RouterRule rule, In<std::int32_t> experts, Out<T> dweights,
+                     Out<T> scores) {
     const Index count = experts.cols;
     require_shape("router: experts", experts, scores.rows, count);
     require_shape("router: dweights", dweights, scores.rows, count);

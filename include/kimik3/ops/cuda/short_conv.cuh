@@ -28,7 +28,8 @@ struct ConvInput {
         return total;
     }
     /// The gradient of input t > -W, from e and the final window's gradient.
-    __device__ T gradient(Index s, Index t, Index c, const MatrixView<const T>& e, const MatrixView<const T>& dfinal) const {
+    __device__ T gradient(Index s, Index t, Index c, const MatrixView<const T>& e,
+                          const MatrixView<const T>& dfinal) const {
         const Index taps = w.cols, length = seq.length(s), kept = t - (length - (taps - 1));
         T total = T(0);
         for (Index j = 0; j < taps; ++j) {
@@ -43,7 +44,8 @@ struct ConvInput {
 template <class T>
 ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<T> w, In<T> initial, In<T> out) {
     require_shape("short_conv: u", u, out.rows, out.cols);
-    require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows, w.cols);
+    require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows,
+            w.cols);
     require(seq.tokens() <= u.rows, "short_conv: {} tokens do not fit {} rows", seq.tokens(), u.rows);
     require_carried<T>("short_conv", seq, initial, (w.cols - 1) * u.cols);
     return {DeviceSequences(ctx, seq), u, w, initial};
@@ -52,8 +54,8 @@ ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
 }  // namespace gpu
 
 template <class T>
-void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w, In<accumulator_t<T>> initial,
-                        Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
+void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w,
+                        In<accumulator_t<T>> initial, Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
     gpu::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
     gpu::for_rows(ctx, seq.tokens(), u.cols, [=] __device__(Index n, gpu::Team team) {
@@ -76,7 +78,8 @@ void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
 template <class T>
 void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> dy, In<T> u, In<accumulator_t<T>> w,
                          In<accumulator_t<T>> initial, In<accumulator_t<T>> dfinal, Out<T> du,
-                         std::type_identity_t<Out<accumulator_t<T>>> dw, std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
+                         std::type_identity_t<Out<accumulator_t<T>>> dw,
+                         std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, du);
     require_shape("short_conv: dy", dy, du.rows, du.cols);
     require_shape("short_conv: dw", dw, w.rows, w.cols);
@@ -86,7 +89,8 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
     const MatrixView<T> e(ctx.workspace<T>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);
     gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
-        for (Index c = team.rank; c < channels; c += team.size) e(n, c) = dy(n, c) * silu_derivative(in.sum(s, n - in.seq.begin(s), c));
+        for (Index c = team.rank; c < channels; c += team.size)
+            e(n, c) = dy(n, c) * silu_derivative(in.sum(s, n - in.seq.begin(s), c));
     });
     gpu::column_sums<T>(
         ctx, seq.tokens(), channels * taps,
@@ -97,7 +101,8 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
         [=] __device__(Index i, T sum) { dw(i % channels, i / channels) += sum; });
     gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
-        for (Index c = team.rank; c < channels; c += team.size) du(n, c) = in.gradient(s, n - in.seq.begin(s), c, e, dfinal);
+        for (Index c = team.rank; c < channels; c += team.size)
+            du(n, c) = in.gradient(s, n - in.seq.begin(s), c, e, dfinal);
     });
     if (dinitial.rows != 0) {
         gpu::for_rows(ctx, seq.count(), channels, [=] __device__(Index s, gpu::Team team) {

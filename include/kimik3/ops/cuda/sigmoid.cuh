@@ -10,7 +10,8 @@ namespace kimik3 {
 template <class T>
 void sigmoid_forward(const Context<Cuda>& ctx, In<T> x, Out<T> y) {
     require_shape("sigmoid: x", x, y.rows, y.cols);
-    gpu::for_each(ctx, y.size(), [=] __device__(Index i) { y(i / y.cols, i % y.cols) = sigmoid(x(i / y.cols, i % y.cols)); });
+    gpu::for_each(ctx, y.size(),
+                  [=] __device__(Index i) { y(i / y.cols, i % y.cols) = sigmoid(x(i / y.cols, i % y.cols)); });
 }
 
 template <class T>

@@ -18,7 +18,8 @@ void situ_forward(const Context<Cuda>& ctx, In<T> gate, In<T> up, SituBetas beta
 }
 
 template <class T>
-void situ_backward(const Context<Cuda>& ctx, In<T> dy, In<T> gate, In<T> up, SituBetas betas, Out<T> dgate, Out<T> dup) {
+void situ_backward(const Context<Cuda>& ctx, In<T> dy, In<T> gate, In<T> up, SituBetas betas, Out<T> dgate,
+                   Out<T> dup) {
     require_shape("situ: gate", gate, dy.rows, dy.cols);
     require_shape("situ: up", up, dy.rows, dy.cols);
     require_shape("situ: dgate", dgate, dy.rows, dy.cols);
