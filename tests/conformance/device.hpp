@@ -108,8 +108,8 @@ inline Both vector_of(Index size, std::uint64_t seed, double scale = 1.0) {
 }
 inline Both empty_vector(Index size) { return Both(1, size, 0); }
 
-/// Within tolerance of the largest element, or of 0.1 where all are smaller: inputs are near 1, and what cancels to zero in
-/// float64 leaves rounding in float32.
+/// Within tolerance of the largest element, or of 0.1 where all are smaller: inputs are near 1, and what cancels to
+/// zero in float64 leaves rounding in float32.
 inline void check_same(const char* name, Both& m, double tolerance = 1e-5) {
     auto found = m.found();
     auto expected = m.expected();

@@ -54,7 +54,8 @@ void check_model(Keep keep) {
     BOOST_CHECK_EQUAL(double{model.forward_backward(tokens, targets, batch)}, loss.loss);
     BOOST_CHECK(gradients == elements_of(cuda(), model.gradients()));
 
-    // The measure of tests/model/golden_model.cpp: 1e-4, or twice what changing every weight by 1e-7 of itself does in double.
+    // The measure of tests/model/golden_model.cpp: 1e-4, or twice what changing every weight by 1e-7 of itself does
+    // in double.
     KimiK3<presets::golden, Cpu, double> shaken(cpu());
     load_parameters(shaken, golden, "param.");
     for (Index i = 0; i < shaken.weights().size; ++i) shaken.weights()[i] *= i % 2 == 0 ? 1 + 1e-7 : 1 - 1e-7;
@@ -111,8 +112,8 @@ Run train(const Golden& golden, const Context<typename Model::BackendTag>& ctx, 
     return run;
 }
 
-/// What float32 may stray from the golden run, since a run amplifies rounding from step to step: 1e-4, or ten times what
-/// moving every first weight by 1e-7 of itself, up or down at random, does in float64.
+/// What float32 may stray from the golden run, since a run amplifies rounding from step to step: 1e-4, or ten times
+/// what moving every first weight by 1e-7 of itself, up or down at random, does in float64.
 struct Allowed {
     double losses = 1e-4, norms = 1e-4;
 

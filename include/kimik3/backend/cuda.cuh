@@ -1,8 +1,8 @@
 #pragma once
-// The CUDA backend: a tag and a context of one stream, one cuBLAS handle and the scratch memory of operations. Copies of a
-// context share all of it. Operations are enqueued on the stream and return at once; a launch that fails throws, naming
-// the call, file and line. Float32 products are exact float32: no TF32. The stream orders itself with the legacy default
-// stream, so that plain cudaMemcpy in a program sees finished results.
+// The CUDA backend: a tag and a context of one stream, one cuBLAS handle and the scratch memory of operations. Copies
+// of a context share all of it. Operations are enqueued on the stream and return at once; a launch that fails throws,
+// naming the call, file and line. Float32 products are exact float32: no TF32. The stream orders itself with the
+// legacy default stream, so that plain cudaMemcpy in a program sees finished results.
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
@@ -76,8 +76,8 @@ public:
     cublasHandle_t cublas() const { return shared_->cublas; }
     void synchronise() const { KIMIK3_CUDA(cudaStreamSynchronize(stream())); }
 
-    /// count numbers of scratch memory, valid until the same scratch is asked for again. It grows when it must and is then
-    /// kept, so only the first step allocates.
+    /// count numbers of scratch memory, valid until the same scratch is asked for again. It grows when it must and is
+    /// then kept, so only the first step allocates.
     template <class T>
     T* workspace(Scratch scratch, Index count) const {
         DeviceMemory& memory = shared_->scratch[static_cast<std::size_t>(scratch)];
@@ -89,8 +89,8 @@ public:
         return reinterpret_cast<T*>(memory.data());
     }
 
-    /// A host-side description (the places of sequences, the pieces of an optimizer) on the device. It is copied when its
-    /// content was not among the last few that were asked for: once a pass, or once a run.
+    /// A host-side description (the places of sequences, the pieces of an optimizer) on the device. It is copied when
+    /// its content was not among the last few that were asked for: once a pass, or once a run.
     template <class T>
     const T* on_device(std::span<const T> description) const {
         static_assert(std::is_trivially_copyable_v<T>);

@@ -1,6 +1,6 @@
 #pragma once
-// AttnRes on the GPU: a team a token. Backward keeps each token's slopes in scratch memory, from which dw is summed over the
-// tokens.
+// AttnRes on the GPU: a team a token. Backward keeps each token's slopes in scratch memory, from which dw is summed
+// over the tokens.
 
 #include "kimik3/ops/attn_res.hpp"
 #include "kimik3/ops/cuda/launch.cuh"

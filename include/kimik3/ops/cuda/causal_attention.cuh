@@ -1,7 +1,7 @@
 #pragma once
-// Causal attention on the GPU: a block owns a tile of 32 queries (forward, dq) or of 32 keys (dk, dv) of one head of one
-// sequence and walks over the tiles of the other kind; a tile of scores passes through shared memory. Backward keeps a copy
-// of q, which dq may replace, and each head's share of dk_shared in scratch memory.
+// Causal attention on the GPU: a block owns a tile of 32 queries (forward, dq) or of 32 keys (dk, dv) of one head of
+// one sequence and walks over the tiles of the other kind; a tile of scores passes through shared memory. Backward
+// keeps a copy of q, which dq may replace, and each head's share of dk_shared in scratch memory.
 
 #include "kimik3/ops/causal_attention.hpp"
 #include "kimik3/ops/cuda/tile_product.cuh"
@@ -35,7 +35,8 @@ struct AttentionPlace {
         : s(blockIdx.x / tiles / heads), h(blockIdx.x / tiles % heads), tile(blockIdx.x % tiles) {}
 };
 
-/// to [32, width] += w [32, 32] b [32, width], for the pairs that allowed(row, j) names; element by element in one thread.
+/// to [32, width] += w [32, 32] b [32, width], for the pairs that allowed(row, j) names; element by element in one
+/// thread.
 template <class T, class B, class Allowed>
 __device__ void add_tile_product(Index width, const T (*w)[33], T* to, B b, Allowed allowed) {
     for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {

@@ -1,6 +1,6 @@
 #pragma once
-// The embedding on the GPU. ids are device memory and were checked on the host. Backward: the first token of an id adds all
-// tokens of that id to the table, in their order.
+// The embedding on the GPU. ids are device memory and were checked on the host. Backward: the first token of an id
+// adds all tokens of that id to the table, in their order.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/embedding.hpp"

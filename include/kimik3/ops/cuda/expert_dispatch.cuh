@@ -1,6 +1,6 @@
 #pragma once
-// The counting sort by expert on the GPU: a block an expert counts its pairs, one thread turns counts into first rows, and
-// the blocks walk over the pairs again and place them in rising order.
+// The counting sort by expert on the GPU: a block an expert counts its pairs, one thread turns counts into first
+// rows, and the blocks walk over the pairs again and place them in rising order.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"
@@ -8,7 +8,8 @@
 namespace kimik3 {
 namespace gpu {
 
-/// body(pair, rank) for every pair of expert e in rising order; rank counts them. A block works on it; returns their number.
+/// body(pair, rank) for every pair of expert e in rising order; rank counts them. A block works on it; returns their
+/// number.
 template <class Body>
 __device__ Index for_pairs_of(MatrixView<const std::int32_t> experts, Index e, Body&& body) {
     __shared__ int found[block_threads / 32];

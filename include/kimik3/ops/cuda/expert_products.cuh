@@ -1,6 +1,6 @@
 #pragma once
-// The routed experts on the GPU. How many rows an expert has is known on the device only, so its products are made here: a
-// block makes 32 x 32 elements of one expert's product, and blocks beyond the last tile have nothing to do.
+// The routed experts on the GPU. How many rows an expert has is known on the device only, so its products are made
+// here: a block makes 32 x 32 elements of one expert's product, and blocks beyond the last tile have nothing to do.
 
 #include "kimik3/ops/cuda/tile_product.cuh"
 #include "kimik3/ops/expert_products.hpp"
@@ -23,7 +23,8 @@ struct ExpertTile {
     }
 };
 
-/// c [rows, width] = or += a [rows, inner] w_e, where w_e [width, inner] (turned: [inner, width]) is the expert's block of w.
+/// c [rows, width] = or += a [rows, inner] w_e, where w_e [width, inner] (turned: [inner, width]) is the expert's
+/// block of w.
 template <class T, bool turned>
 __global__ void expert_rows_kernel(ExpertDispatch d, MatrixView<const T> a, MatrixView<const T> w, MatrixView<T> c,
                                    Add add) {

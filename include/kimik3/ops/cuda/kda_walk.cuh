@@ -1,9 +1,10 @@
 #pragma once
-// Kimi Delta Attention token by token on the GPU (formulas in ops/kda_recurrent.hpp), behind all three KDA operations. The
-// columns of a state never meet, so a block owns 32 of them for one head of one sequence: a lane is a column, warp w holds
-// the rows w, w + 8, ... in registers. Backward walks the segments in reverse: it takes the saved state before a segment,
-// walks it forward once more, keeps every token's state in scratch memory, and walks it back. What it sums over value
-// channels (dq, dk, dg, dbeta) leaves the blocks as parts, which are added in the order of the blocks.
+// Kimi Delta Attention token by token on the GPU (formulas in ops/kda_recurrent.hpp), behind all three KDA
+// operations. The columns of a state never meet, so a block owns 32 of them for one head of one sequence: a lane is a
+// column, warp w holds the rows w, w + 8, ... in registers. Backward walks the segments in reverse: it takes the
+// saved state before a segment, walks it forward once more, keeps every token's state in scratch memory, and walks it
+// back. What it sums over value channels (dq, dk, dg, dbeta) leaves the blocks as parts, which are added in the order
+// of the blocks.
 
 #include "kimik3/ops/cuda/carried.cuh"
 #include "kimik3/ops/kda_operands.hpp"

@@ -1,7 +1,8 @@
 #pragma once
-// How operations run on the GPU. for_each gives every index a thread; for_rows gives every row a team, a warp or a block of
-// 256 threads, which sums in a fixed order; column_sums adds up rows in two stages of fixed shape. So no result depends on
-// the order in which blocks run. The lambdas are extended ones (--extended-lambda), made in free functions.
+// How operations run on the GPU. for_each gives every index a thread; for_rows gives every row a team, a warp or a
+// block of 256 threads, which sums in a fixed order; column_sums adds up rows in two stages of fixed shape. So no
+// result depends on the order in which blocks run. The lambdas are extended ones (--extended-lambda), made in free
+// functions.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/tensor/cuda.cuh"

@@ -1,6 +1,6 @@
 #pragma once
-// Quantile balancing on the GPU. Counts are integers, so atomic additions give the same sums in any order. A bias that is
-// not finite stays as it is: an update cannot throw here.
+// Quantile balancing on the GPU. Counts are integers, so atomic additions give the same sums in any order. A bias
+// that is not finite stays as it is: an update cannot throw here.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/quantile_balance.hpp"

@@ -1,6 +1,6 @@
 #pragma once
-// The short convolution on the GPU. Backward puts e = dy SiLU' of every row into scratch memory, from which du, dw and the
-// window's gradient follow; so du can take the place of dy.
+// The short convolution on the GPU. Backward puts e = dy SiLU' of every row into scratch memory, from which du, dw
+// and the window's gradient follow; so du can take the place of dy.
 
 #include "kimik3/ops/cuda/carried.cuh"
 #include "kimik3/ops/formulas.hpp"
@@ -63,7 +63,8 @@ void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
         for (Index c = team.rank; c < in.u.cols; c += team.size) y(n, c) = silu(in.sum(s, n - in.seq.begin(s), c));
     });
     if (final.rows != 0) {
-        // One thread a channel, the oldest row first: final may be initial, whose rows are read before they are replaced.
+        // One thread a channel, the oldest row first: final may be initial, whose rows are read before they are
+        // replaced.
         gpu::for_rows(ctx, seq.count(), u.cols, [=] __device__(Index s, gpu::Team team) {
             T* to = gpu::carried_out(in.seq, s, in.initial, final);
             if (to == nullptr) return;
