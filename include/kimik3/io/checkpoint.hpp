@@ -24,6 +24,13 @@
 namespace kimik3 {
 namespace detail {
 
+/// Files are written from host memory and read into it.
+template <class Model>
+constexpr void require_host_memory() {
+    static_assert(std::is_same_v<typename Model::BackendTag, Cpu>,
+                  "kimik3: checkpoints are saved from and loaded into a model on the CPU");
+}
+
 inline std::string position_json(const TrainingPosition& p) {
     const nlohmann::json json = {
         {"step", p.step},
@@ -82,6 +89,7 @@ inline void require_same_model(ModelConfig stored, const ModelConfig& config, co
 /// Writes every parameter of the model under its released name.
 template <class Model>
 void save_weights(const std::string& path, const Model& model) {
+    detail::require_host_memory<Model>();
     std::vector<TensorToWrite> tensors;
     for (const ParameterInfo& tensor : model.parameters())
         tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, model.weights().data + tensor.offset));
@@ -124,6 +132,7 @@ std::vector<typename Model::A> read_model(const std::filesystem::path& folder, c
 /// the tensor and the model stays as it was.
 template <class Model>
 void load_weights(const std::string& path, Model& model) {
+    detail::require_host_memory<Model>();
     std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
 }
 
@@ -132,6 +141,7 @@ void load_weights(const std::string& path, Model& model) {
 template <class Model>
 void save_checkpoint(const std::filesystem::path& folder, const Model& model, const Trainer<Model>* trainer,
                      const std::vector<std::filesystem::path>& extra_files = {}) {
+    detail::require_host_memory<Model>();
     AtomicFolder whole(folder);
     write_config_json((whole.path() / "config.json").string(), Model::config, dtype_of<typename Model::A>);
     save_weights((whole.path() / "model.safetensors").string(), model);
@@ -168,6 +178,7 @@ void load_model(const std::filesystem::path& folder, Model& model) {
 /// refused before anything is replaced.
 template <class Model>
 void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& trainer) {
+    detail::require_host_memory<Model>();
     const std::string path = (folder / "training.safetensors").string();
     const SafetensorsFile file(path);
     const auto position = file.metadata().find("position");
