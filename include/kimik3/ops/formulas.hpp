@@ -13,7 +13,7 @@ template <class V>
 KIMIK3_HOST_DEVICE inline V sigmoid(const V& x) {
     using std::exp;
     const V e = exp(-x);
-    return V(1.0f) / (V(1.0f) + e);
+    return V(1) / (V(1) + e);
 }
 
 /// x sigmoid(x), the activation after the short convolution, and its derivative.
@@ -24,7 +24,7 @@ KIMIK3_HOST_DEVICE inline V silu(const V& x) {
 template <class V>
 KIMIK3_HOST_DEVICE inline V silu_derivative(const V& x) {
     const V s = sigmoid(x);
-    return s * (V(1.0f) + x * (V(1.0f) - s));
+    return s * (V(1) + x * (V(1) - s));
 }
 
 /// SiTU-GLU: [b1 tanh(gate / b1) sigmoid(gate)] [b2 tanh(up / b2)], bounded by b1 b2 (report Eq. 12).
@@ -44,8 +44,8 @@ KIMIK3_HOST_DEVICE inline SituGradient<V> situ_gradient(const V& gate, const V& 
                                                         const V& dy) {
     using std::tanh;
     const V t = tanh(gate / beta), h = tanh(up / linear_beta), s = sigmoid(gate);
-    return {dy * linear_beta * h * s * ((V(1.0f) - t * t) + beta * t * (V(1.0f) - s)),
-            dy * beta * t * s * (V(1.0f) - h * h)};
+    return {dy * linear_beta * h * s * ((V(1) - t * t) + beta * t * (V(1) - s)),
+            dy * beta * t * s * (V(1) - h * h)};
 }
 
 /// log(1 + e^x), whose derivative is the sigmoid.
@@ -53,7 +53,7 @@ template <class V>
 KIMIK3_HOST_DEVICE inline V softplus(const V& x) {
     using std::abs, std::exp, std::log1p;
     const V size = abs(x), e = exp(-size);
-    return V(0.5f) * (x + size) + log1p(e);
+    return (x + size) / V(2) + log1p(e);
 }
 
 }  // namespace kimik3
