@@ -42,7 +42,7 @@ struct TrainingPosition {
 /// Mean loss over all windows, or over the first max_windows of them; touches nothing of training.
 template <class Model>
 Loss evaluate(Model& model, const TokenWindows& windows, Index batch,
-              Index max_windows = std::numeric_limits<Index>::max()) {
+              Index max_windows = (std::numeric_limits<Index>::max)()) {
     double sum = 0;
     Index counted = 0, seen = 0;
     windows.for_each_batch(batch, [&](const Batch& b) {
