@@ -85,7 +85,8 @@ inline double read_rate(double bytes) {
     const Numbers memory(rows, row), sums(rows, 1);
     return best_rate(4.0 * static_cast<double>(rows * row), [&] {
         context().parallel(rows, 1, [&](Index first, Index last) {
-            for (Index n = first; n < last; ++n) sums.view(n, 0) = detail::dot(memory.view.row(n), memory.view.row(n), row);
+            for (Index n = first; n < last; ++n)
+                sums.view(n, 0) = detail::dot(memory.view.row(n), memory.view.row(n), row);
         });
     });
 }

@@ -1,4 +1,5 @@
-// A whole model in forty lines: it learns a sequence by heart and continues it. Its compile time is a benchmark (run.sh).
+// A whole model in forty lines: it learns a sequence by heart and continues it. Its compile time is a benchmark
+// (run.sh).
 
 #include <cstdio>
 
@@ -34,6 +35,7 @@ int main() {
     }
 
     const std::vector<std::int32_t> prompt{0, 1, 2, 3};
-    for (const std::int32_t token : generate(model, prompt, {.temperature = 0.0, .max_tokens = 8})) std::printf(" %d", token);
+    for (const std::int32_t token : generate(model, prompt, {.temperature = 0.0, .max_tokens = 8}))
+        std::printf(" %d", token);
     std::printf("\n");
 }

@@ -1,8 +1,8 @@
-// Decoding one token at a time, batch 1. floor: the bytes that a token must touch (active weights with the head, KDA states
-// read and written, the latent cache read) over the rate at which all threads read, measured in this run going round and
-// round a buffer of that many bytes; where these fit into the last cache, so does that buffer. A token chooses other
-// experts than the one before, so the weights touched over time are more than that: the floor is not quite reachable.
-// share = floor / time of the best token. Argument: tokens already in the state.
+// Decoding one token at a time, batch 1. floor: the bytes that a token must touch (active weights with the head, KDA
+// states read and written, the latent cache read) over the rate at which all threads read, measured in this run going
+// round and round a buffer of that many bytes; where these fit into the last cache, so does that buffer. A token
+// chooses other experts than the one before, so the weights touched over time are more than that: the floor is not
+// quite reachable. share = floor / time of the best token. Argument: tokens already in the state.
 
 #include <benchmark/benchmark.h>
 
@@ -48,7 +48,12 @@ void decode(benchmark::State& state) {
     state.counters["megabytes"] = 1e-6 * bytes, state.counters["gigabytes/s"] = 1e-9 * rate;
     state.counters["share"] = bytes / rate / best;
 }
-BENCHMARK_TEMPLATE(decode, presets::small)->Arg(16)->Arg(1024)->Iterations(300)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK_TEMPLATE(decode, presets::small)
+    ->Arg(16)
+    ->Arg(1024)
+    ->Iterations(300)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK_TEMPLATE(decode, presets::tiny)->Arg(16)->Iterations(300)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace

@@ -1,8 +1,9 @@
 #pragma once
 // The matrix products of a training step of a model, without anything else: for every linear layer, every expert at the
-// number of tokens that its router sent it, and the head, forward, gradient of the input and gradient of the weights, by
-// Eigen's own product with the rows of the result split over the threads. All products share the memory of x, y and
-// their gradients, which the caches therefore hold better than a model's; weights and their gradients are the model's own.
+// number of tokens that its router sent it, and the head, forward, gradient of the input and gradient of the weights,
+// by Eigen's own product with the rows of the result split over the threads. All products share the memory of x, y and
+// their gradients, which the caches therefore hold better than a model's; weights and their gradients are the model's
+// own.
 
 #include <string>
 
@@ -23,7 +24,8 @@ public:
             Index rows = tokens;
             if (tensor.experts > 0) {
                 layer = std::stoll(tensor.name.substr(std::string("model.layers.").size()));
-                expert = std::stoll(tensor.name.substr(tensor.name.find(".experts.") + std::string(".experts.").size()));
+                expert =
+                    std::stoll(tensor.name.substr(tensor.name.find(".experts.") + std::string(".experts.").size()));
                 rows = static_cast<Index>(model.balances()[to_size(layer)].load[expert]);
             }
             const Index out = tensor.shape[0], in = tensor.shape[1];
@@ -59,7 +61,9 @@ private:
         MatrixView<float> w, dw;
     };
 
-    static MatrixView<float> of(const Numbers& memory, Index rows, Index cols) { return {memory.view.data, rows, cols}; }
+    static MatrixView<float> of(const Numbers& memory, Index rows, Index cols) {
+        return {memory.view.data, rows, cols};
+    }
     static auto eigen(MatrixView<float> m) { return detail::eigen(m); }
 
     template <class Body>

@@ -47,7 +47,8 @@ void train_step(benchmark::State& state) {
     }
     state.counters["step"] = 1e3 * best_step, state.counters["forward_backward"] = 1e3 * best_passes;
     state.counters["optimizer"] = 1e3 * best_update, state.counters["products"] = 1e3 * best_products;
-    state.counters["share"] = best_products / best_step, state.counters["share_of_passes"] = best_products / best_passes;
+    state.counters["share"] = best_products / best_step,
+    state.counters["share_of_passes"] = best_products / best_passes;
     state.counters["tokens/s"] = static_cast<double>(tokens) / best_step;
     state.counters["gflops"] = 1e-9 * products.flops() / best_products;
     static const double fma = fma_rate();

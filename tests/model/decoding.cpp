@@ -12,7 +12,8 @@ using namespace kimik3::test;
 
 namespace {
 
-/// The model of case B09: three KDA layers and an MLA, blocks of two, one dense layer; lively enough to tell positions apart.
+/// The model of case B09: three KDA layers and an MLA, blocks of two, one dense layer; lively enough to tell positions
+/// apart.
 constexpr ModelConfig four_layers = [] {
     ModelConfig c = presets::golden;
     c.num_layers = 4;
@@ -58,11 +59,17 @@ BOOST_AUTO_TEST_CASE(b09_every_split_of_a_prompt_gives_the_logits_of_the_whole) 
     Model model(Context<Cpu>(2), 1);
     const auto tokens = some_tokens(64, 0);
     const std::vector<float> expected = whole_forward(model, tokens);
-    for (const auto& pieces : {std::vector<Index>{64}, std::vector<Index>(4, 16), {7, 57}, {63, 1}, std::vector<Index>(64, 1), {1, 2, 3, 58}}) {
+    for (const auto& pieces : {std::vector<Index>{64},
+                               std::vector<Index>(4, 16),
+                               {7, 57},
+                               {63, 1},
+                               std::vector<Index>(64, 1),
+                               {1, 2, 3, 58}}) {
         const std::vector<float> found = in_pieces(model, tokens, pieces);
         KIMIK3_CHECK_CLOSE(found, expected, 1e-4);
         for (Index t = 0; t < 64; ++t)
-            BOOST_CHECK_EQUAL(best(&found[to_size(t * four_layers.vocab_size)]), best(&expected[to_size(t * four_layers.vocab_size)]));
+            BOOST_CHECK_EQUAL(best(&found[to_size(t * four_layers.vocab_size)]),
+                              best(&expected[to_size(t * four_layers.vocab_size)]));
     }
 }
 
@@ -137,7 +144,8 @@ BOOST_AUTO_TEST_CASE(b12_sequences_decoded_in_any_order_are_as_each_alone) {
     for (int round = 0; round < 24; ++round) {
         std::vector<Index> chosen;
         for (Index s = 0; s < 5; ++s)
-            if (random.below(2) == 1) chosen.insert(chosen.begin() + static_cast<Index>(random.below(chosen.size() + 1)), s);
+            if (random.below(2) == 1)
+                chosen.insert(chosen.begin() + static_cast<Index>(random.below(chosen.size() + 1)), s);
         std::vector<std::int32_t> next;
         for (Index s : chosen) next.push_back(texts[to_size(s)][to_size(state.length(s))]);
         const std::vector<Index> ones(chosen.size(), 1);
@@ -156,7 +164,8 @@ BOOST_AUTO_TEST_CASE(b12_a_broken_state_stays_in_its_slot) {
     const auto prompt = some_tokens(9, 1);
     for (Model::State* s : {&state, &sound})
         for (Index slot : {0, 1}) model.step(*s, prompt, slot);
-    state.layer_state<1>().each([](auto rows) { std::fill_n(rows.row(0), rows.cols, std::numeric_limits<float>::quiet_NaN()); });
+    state.layer_state<1>().each(
+        [](auto rows) { std::fill_n(rows.row(0), rows.cols, std::numeric_limits<float>::quiet_NaN()); });
     const std::vector<std::int32_t> next{1, 1};
     const std::vector<Index> ones{1, 1}, slots{0, 1};
     const auto expected = model.step(sound, next, ones, slots);

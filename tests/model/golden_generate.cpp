@@ -9,8 +9,8 @@ using namespace kimik3::test;
 
 namespace {
 
-/// Greedy continuation of every golden prompt, token by token from the kept state, against the reference, which computes the
-/// whole sequence anew for each token.
+/// Greedy continuation of every golden prompt, token by token from the kept state, against the reference, which
+/// computes the whole sequence anew for each token.
 template <class Model>
 void check_generation(double tolerance) {
     const Golden parameters("model"), golden("generate");
@@ -27,7 +27,8 @@ void check_generation(double tolerance) {
         while (tokens.size() < expected.size()) {
             const auto last = model.step(state, fresh);
             found.insert(found.end(), last.row(0), last.row(0) + last.cols);
-            tokens.push_back(static_cast<std::int32_t>(std::max_element(last.row(0), last.row(0) + last.cols) - last.row(0)));
+            tokens.push_back(
+                static_cast<std::int32_t>(std::max_element(last.row(0), last.row(0) + last.cols) - last.row(0)));
             fresh = Tokens(tokens).last(1);
         }
         BOOST_TEST(tokens == expected, name << boost::test_tools::per_element());
@@ -39,8 +40,12 @@ void check_generation(double tolerance) {
 
 BOOST_AUTO_TEST_SUITE(golden_generate)
 
-BOOST_AUTO_TEST_CASE(greedy_tokens_and_logits_in_double) { check_generation<KimiK3<presets::golden, Cpu, double>>(1e-9); }
-BOOST_AUTO_TEST_CASE(greedy_tokens_and_logits_in_double_chunkwise) { check_generation<KimiK3<golden_chunkwise, Cpu, double>>(1e-9); }
+BOOST_AUTO_TEST_CASE(greedy_tokens_and_logits_in_double) {
+    check_generation<KimiK3<presets::golden, Cpu, double>>(1e-9);
+}
+BOOST_AUTO_TEST_CASE(greedy_tokens_and_logits_in_double_chunkwise) {
+    check_generation<KimiK3<golden_chunkwise, Cpu, double>>(1e-9);
+}
 BOOST_AUTO_TEST_CASE(greedy_tokens_and_logits_in_float) { check_generation<KimiK3<presets::golden, Cpu, float>>(1e-4); }
 
 BOOST_AUTO_TEST_SUITE_END()

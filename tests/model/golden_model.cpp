@@ -37,13 +37,14 @@ void check_double(Keep keep) {
     check_loss_and_logits(model, golden, 1e-9);
     for (const ParameterInfo& tensor : model.parameters()) {
         if (!tensor.rule.trained) continue;
-        KIMIK3_CHECK_CLOSE_NAMED(tensor.name, tensor_of(model.gradients(), tensor), golden.file.values("grad." + tensor.name), 1e-9);
+        KIMIK3_CHECK_CLOSE_NAMED(tensor.name, tensor_of(model.gradients(), tensor),
+                                 golden.file.values("grad." + tensor.name), 1e-9);
     }
 }
 
-/// The gradients of this model amplify the rounding of its weights several thousandfold, so float cannot keep 1e-4 in all of
-/// them, however it computes. The law: within 1e-4, or ten times what moving every weight by 1e-7 of itself, up or down at
-/// random, does in double.
+/// The gradients of this model amplify the rounding of its weights several thousandfold, so float cannot keep 1e-4 in
+/// all of them, however it computes. The law: within 1e-4, or ten times what moving every weight by 1e-7 of itself, up
+/// or down at random, does in double.
 class Conditioning {
 public:
     explicit Conditioning(const Reference& golden) : model_(Context<Cpu>(2)) {

@@ -77,7 +77,8 @@ void check_gradients(const char* variant) {
             return loss;
         };
         const double h = 1e-5, difference = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
-        BOOST_CHECK_MESSAGE(std::abs(difference - along) <= 1e-7 * std::max(size, 1e-2), variant << ", " << tensor.name << ": " << along << " against " << difference);
+        BOOST_CHECK_MESSAGE(std::abs(difference - along) <= 1e-7 * std::max(size, 1e-2),
+                            variant << ", " << tensor.name << ": " << along << " against " << difference);
     }
 }
 
@@ -87,7 +88,8 @@ constexpr ModelConfig ungated = changed([](ModelConfig& c) { c.kda_output_gate =
 constexpr ModelConfig untied = changed([](ModelConfig& c) { c.tie_embeddings = false; });
 constexpr ModelConfig unnormed = changed([](ModelConfig& c) { c.latent_norm = false; });
 constexpr ModelConfig raw_weights = changed([](ModelConfig& c) { c.moe_renormalize = false; });
-constexpr ModelConfig one_expert = changed([](ModelConfig& c) { c.moe_renormalize = false, c.num_experts_per_token = 1; });
+constexpr ModelConfig one_expert =
+    changed([](ModelConfig& c) { c.moe_renormalize = false, c.num_experts_per_token = 1; });
 constexpr ModelConfig many_experts = changed([](ModelConfig& c) { c.num_experts_per_token = c.num_experts - 1; });
 constexpr ModelConfig all_dense = changed([](ModelConfig& c) { c.num_dense_layers = c.num_layers; });
 constexpr ModelConfig deep_blocks = changed([](ModelConfig& c) { c.attn_res_block_size = 3; });

@@ -51,7 +51,8 @@ BOOST_AUTO_TEST_CASE(causality_bit_for_bit) {
             tokens[to_size(t)] = (kept + 1) % vocab;
             const std::vector<float> then = before();
             tokens[to_size(t)] = kept;
-            BOOST_TEST(std::equal(first.begin(), first.begin() + t * vocab, then.begin()), "length " << length << ", token " << t);
+            BOOST_TEST(std::equal(first.begin(), first.begin() + t * vocab, then.begin()),
+                       "length " << length << ", token " << t);
             BOOST_TEST(!std::equal(first.begin() + t * vocab, first.end(), then.begin() + t * vocab));
         }
     }
@@ -107,7 +108,8 @@ BOOST_AUTO_TEST_CASE(b33_every_token_is_counted_once_however_the_batch_is_cut_or
             const auto found = counted(model);
             if (expected.empty()) expected = found;
             BOOST_TEST((found == expected));
-            BOOST_CHECK_EQUAL(std::accumulate(found.begin(), found.end(), std::int64_t{0}), 4 * 44 * presets::golden.num_experts);
+            BOOST_CHECK_EQUAL(std::accumulate(found.begin(), found.end(), std::int64_t{0}),
+                              4 * 44 * presets::golden.num_experts);
             model.update_balance();
             for (std::int64_t left : counted(model)) BOOST_REQUIRE_EQUAL(left, 0);
         }
@@ -144,8 +146,10 @@ BOOST_AUTO_TEST_CASE(b36_b38_unchosen_experts_get_no_gradient_and_every_other_te
     for (const ParameterInfo& tensor : model.parameters()) {
         const auto gradient = tensor_of(model.gradients(), tensor);
         const bool zero = std::all_of(gradient.begin(), gradient.end(), [](float g) { return g == 0.0f; });
-        // At the start, scorers are zero, so their norms have no gradient yet; the first layer has nothing to choose from.
-        const bool may_be_zero = !tensor.rule.trained || tensor.experts > 0 || tensor.name.find("_res_norm") != std::string::npos ||
+        // At the start, scorers are zero, so their norms have no gradient yet; the first layer has nothing to choose
+        // from.
+        const bool may_be_zero = !tensor.rule.trained || tensor.experts > 0 ||
+                                 tensor.name.find("_res_norm") != std::string::npos ||
                                  tensor.name.find("layers.0.self_attention_res") != std::string::npos;
         BOOST_TEST((!zero || may_be_zero), tensor.name);
         idle += zero && tensor.experts > 0 ? 1 : 0;
@@ -157,8 +161,9 @@ BOOST_AUTO_TEST_CASE(wrong_input_is_refused_by_name_and_changes_nothing) {
     Model model(Context<Cpu>(2), 7);
     const auto ok = some_tokens(10, 1);
     const auto refused = [&](Tokens tokens, Tokens targets, Index batch, const char* sentence) {
-        BOOST_CHECK_EXCEPTION(model.forward_backward(tokens, targets, batch), Error,
-                              [&](const Error& error) { return std::string(error.what()).find(sentence) != std::string::npos; });
+        BOOST_CHECK_EXCEPTION(model.forward_backward(tokens, targets, batch), Error, [&](const Error& error) {
+            return std::string(error.what()).find(sentence) != std::string::npos;
+        });
     };
     for (std::int32_t wrong : {-1, presets::golden.vocab_size, std::numeric_limits<std::int32_t>::max()}) {
         auto tokens = ok;
@@ -203,7 +208,8 @@ BOOST_AUTO_TEST_CASE(b39_the_first_loss_is_that_of_a_guess) {
     }();
     KimiK3<wide> model(Context<Cpu>(2), 9);
     std::vector<std::int32_t> tokens(32), targets(32);
-    for (std::size_t t = 0; t < 32; ++t) tokens[t] = static_cast<std::int32_t>(t * 1501), targets[t] = static_cast<std::int32_t>(t * 1213 + 7);
+    for (std::size_t t = 0; t < 32; ++t)
+        tokens[t] = static_cast<std::int32_t>(t * 1501), targets[t] = static_cast<std::int32_t>(t * 1213 + 7);
     const double loss = model.evaluate(tokens, targets);
     BOOST_CHECK_GT(loss, 10.78);
     BOOST_CHECK_LT(loss, 10.85);

@@ -60,7 +60,8 @@ BOOST_AUTO_TEST_CASE(kimis_pattern_keeps_han_apart_and_takes_digits_by_three) {
     PreTokenizer({SplitStep{std::string(kimi_pattern)}})
         .split("Hello中文words 12345\n\n  It's ÉTÉ", matcher,
                [&](std::string_view piece) { pieces.emplace_back(piece); });
-    const std::vector<std::string> expected = {"Hello", "中文", "words", " ", "123", "45", "\n\n", " ", " It's", " ÉTÉ"};
+    const std::vector<std::string> expected = {"Hello", "中文", "words", " ",     "123",
+                                               "45",    "\n\n", " ",     " It's", " ÉTÉ"};
     BOOST_TEST(pieces == expected, boost::test_tools::per_element());
 }
 

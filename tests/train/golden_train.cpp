@@ -44,15 +44,22 @@ void check_run(const std::string& file, OptimizerKind kind, double tolerance) {
     // The norm amplifies the last bits of the weights a thousandfold, and AdamW those of its smallest gradients before.
     KIMIK3_CHECK_CLOSE(norms, golden.values("out.grad_norm"), 100 * tolerance);
     for (const ParameterInfo& tensor : model.parameters())
-        KIMIK3_CHECK_CLOSE_NAMED(tensor.name, tensor_of(model.weights(), tensor), golden.values("after." + tensor.name), tolerance);
+        KIMIK3_CHECK_CLOSE_NAMED(tensor.name, tensor_of(model.weights(), tensor), golden.values("after." + tensor.name),
+                                 tolerance);
 }
 
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(golden_train)
 
-BOOST_AUTO_TEST_CASE(adamw_trajectory) { check_run<KimiK3<presets::golden, Cpu, double>>("train_adamw", OptimizerKind::adamw, 1e-7); }
-BOOST_AUTO_TEST_CASE(muon_trajectory) { check_run<KimiK3<presets::golden, Cpu, double>>("train_muon", OptimizerKind::muon, 1e-7); }
-BOOST_AUTO_TEST_CASE(muon_trajectory_chunkwise) { check_run<KimiK3<golden_chunkwise, Cpu, double>>("train_muon", OptimizerKind::muon, 1e-7); }
+BOOST_AUTO_TEST_CASE(adamw_trajectory) {
+    check_run<KimiK3<presets::golden, Cpu, double>>("train_adamw", OptimizerKind::adamw, 1e-7);
+}
+BOOST_AUTO_TEST_CASE(muon_trajectory) {
+    check_run<KimiK3<presets::golden, Cpu, double>>("train_muon", OptimizerKind::muon, 1e-7);
+}
+BOOST_AUTO_TEST_CASE(muon_trajectory_chunkwise) {
+    check_run<KimiK3<golden_chunkwise, Cpu, double>>("train_muon", OptimizerKind::muon, 1e-7);
+}
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -1,6 +1,7 @@
 #pragma once
-// What a backend is: an empty tag type and a Context<Tag>. Every operation takes the context first; ops/X.hpp states its
-// contract and holds a catch-all that a missing overload falls into, with a sentence; ops/cpu/X.hpp has the overload.
+// What a backend is: an empty tag type and a Context<Tag>. Every operation takes the context first; ops/X.hpp states
+// its contract and holds a catch-all that a missing overload falls into, with a sentence; ops/cpu/X.hpp has the
+// overload.
 
 namespace kimik3 {
 

@@ -2,8 +2,8 @@
 // The CPU backend: a tag and a context. The context owns a team of threads which spins for a moment before it sleeps,
 // so that starting a parallel loop costs less than a microsecond while a model runs. Ranges and tasks go to whichever
 // thread comes for them, and the caller never waits for a thread that has not come: on a busy machine a loop takes no
-// longer than on one thread. Results never depend on the number of threads: a loop body owns what it writes, and sums are
-// split at fixed places.
+// longer than on one thread. Results never depend on the number of threads: a loop body owns what it writes, and sums
+// are split at fixed places.
 
 #include <algorithm>
 #include <atomic>
@@ -77,7 +77,8 @@ private:
                 wake_.wait(lock, [&] { return !waiting(); });
             }
             std::uint64_t state = state_.load(std::memory_order_acquire);
-            if ((state & is_open) == 0 || !state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire)) continue;
+            if ((state & is_open) == 0 || !state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire))
+                continue;
             seen = state / next_job;
             if (body_ == nullptr) return;
             attempt(thread);
@@ -127,8 +128,8 @@ public:
 
     int threads() const { return team_->size(); }
 
-    /// body(begin, end) over [0, count) in contiguous ranges, as many as threads. grain is the least worth a thread of its
-    /// own, and ranges begin at multiples of it.
+    /// body(begin, end) over [0, count) in contiguous ranges, as many as threads. grain is the least worth a thread of
+    /// its own, and ranges begin at multiples of it.
     template <class Body>
     void parallel(Index count, Index grain, Body&& body) const {
         const Index units = ceil_div(count, grain), parts = std::min<Index>(units, threads());
@@ -166,7 +167,8 @@ private:
         std::atomic<Index> next{0};
 
         void take(int thread) {
-            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(argument, task, thread);
+            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;)
+                body(argument, task, thread);
         }
     };
     void run(Tasks tasks) const {

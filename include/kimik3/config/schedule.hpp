@@ -1,9 +1,10 @@
 #pragma once
-// The layer schedule: a list of types, one DecoderBlock<attention kind, feed-forward kind> a layer. It is computed from a
-// config (layer_types and num_dense_layers) or written out by hand:
-//   using Layers = LayerList<DecoderBlock<Kda, DenseFfn>, DecoderBlock<Kda, LatentMoe>, DecoderBlock<GatedMla, LatentMoe>>;
-// A kind is an empty tag; LayerFor (layers/decoder_block.hpp) names the layer that computes it. The position of a layer is
-// not in its type, so a model has at most four kinds of block however deep it is.
+// The layer schedule: a list of types, one DecoderBlock<attention kind, feed-forward kind> a layer. It is computed from
+// a config (layer_types and num_dense_layers) or written out by hand:
+//   using Layers = LayerList<DecoderBlock<Kda, DenseFfn>, DecoderBlock<Kda, LatentMoe>,
+//                            DecoderBlock<GatedMla, LatentMoe>>;
+// A kind is an empty tag; LayerFor (layers/decoder_block.hpp) names the layer that computes it. The position of a layer
+// is not in its type, so a model has at most four kinds of block however deep it is.
 
 #include "kimik3/config/invariants.hpp"
 #include "kimik3/core/type_list.hpp"

@@ -1,7 +1,7 @@
 #pragma once
 // A folder that appears whole or not at all: it is filled under a temporary name beside its target and put in the
-// target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there). Until commit() the old
-// folder is untouched, and a writer that is destroyed without commit() removes its temporary. Linux.
+// target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there). Until commit() the
+// old folder is untouched, and a writer that is destroyed without commit() removes its temporary. Linux.
 
 #include <cstdio>
 
@@ -40,7 +40,8 @@ public:
             temporary_.clear();
         } else {
             check(errno == ENOTEMPTY || errno == EEXIST, "rename");
-            check(::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0, "replace");
+            check(::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0,
+                  "replace");
         }
         committed_ = true;
         flush(target_.has_parent_path() ? target_.parent_path() : ".");

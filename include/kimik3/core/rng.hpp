@@ -22,7 +22,8 @@ KIMIK3_HOST_DEVICE constexpr PhiloxBlock philox(std::uint64_t seed, std::uint64_
     std::uint32_t key0 = low(seed), key1 = high(seed);
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t product0 = 0xD2511F53ull * c.word[0], product1 = 0xCD9E8D57ull * c.word[2];
-        c = PhiloxBlock{{high(product1) ^ c.word[1] ^ key0, low(product1), high(product0) ^ c.word[3] ^ key1, low(product0)}};
+        c = PhiloxBlock{
+            {high(product1) ^ c.word[1] ^ key0, low(product1), high(product0) ^ c.word[3] ^ key1, low(product0)}};
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }

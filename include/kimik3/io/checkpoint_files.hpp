@@ -14,7 +14,9 @@
 namespace kimik3 {
 
 /// The folder of a run's checkpoint after so many steps.
-inline std::filesystem::path checkpoint_folder(const std::filesystem::path& run, Index step) { return run / fmt::format("step-{:08}", step); }
+inline std::filesystem::path checkpoint_folder(const std::filesystem::path& run, Index step) {
+    return run / fmt::format("step-{:08}", step);
+}
 
 /// The checkpoint folders of a run, oldest first.
 inline std::vector<std::filesystem::path> checkpoint_folders(const std::filesystem::path& run) {
@@ -22,7 +24,8 @@ inline std::vector<std::filesystem::path> checkpoint_folders(const std::filesyst
     if (!std::filesystem::is_directory(run)) return found;
     for (const auto& entry : std::filesystem::directory_iterator(run)) {
         const std::string name = entry.path().filename().string();
-        const bool numbered = name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == name.npos;
+        const bool numbered =
+            name.size() >= 13 && name.starts_with("step-") && name.find_first_not_of("0123456789", 5) == name.npos;
         if (numbered && entry.is_directory()) found.push_back(entry.path());
     }
     std::ranges::sort(found, {}, [](const std::filesystem::path& folder) {
@@ -36,7 +39,8 @@ inline std::vector<std::filesystem::path> checkpoint_folders(const std::filesyst
 inline std::filesystem::path find_checkpoint(const std::filesystem::path& path) {
     if (std::filesystem::exists(path / "model.safetensors")) return path;
     const auto folders = checkpoint_folders(path);
-    require(!folders.empty(), "'{}' is neither a checkpoint (a folder with model.safetensors) nor a run with checkpoints (step-...)",
+    require(!folders.empty(),
+            "'{}' is neither a checkpoint (a folder with model.safetensors) nor a run with checkpoints (step-...)",
             path.string());
     return folders.back();
 }

@@ -11,7 +11,8 @@
 
 namespace kimik3 {
 
-/// What blocks hand on to one another: the endpoints stored at block boundaries and the prefix, the sum that is growing.
+/// What blocks hand on to one another: the endpoints stored at block boundaries and the prefix, the sum that is
+/// growing.
 template <class T>
 struct Residuals {
     Candidates<T> endpoints;  // [N, M] each
@@ -44,7 +45,8 @@ struct AttnResSite {
 
         static Saved bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
             if (!mixes(c, candidates)) return {};
-            return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<A>(tokens, candidates), arena.matrix<A>(tokens, candidates)};
+            return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<A>(tokens, candidates),
+                    arena.matrix<A>(tokens, candidates)};
         }
     };
 
@@ -58,9 +60,11 @@ struct AttnResSite {
 
     /// Adds the gradient of everything that was read into gradients: dh is d loss / d h.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
-                         const Residuals<const T>& residuals, MatrixView<const T> dh, const Residuals<T>& gradients, Saved& s) {
+                         const Residuals<const T>& residuals, MatrixView<const T> dh, const Residuals<T>& gradients,
+                         Saved& s) {
         if (!mixes(c, residuals.endpoints.count + 1)) return add_to(ctx, dh, gradients.prefix);
-        attn_res_backward(ctx, dh, with_prefix(residuals), p.norm, p.proj, s.p, s.r, s.h, with_prefix(gradients), g.norm, g.proj);
+        attn_res_backward(ctx, dh, with_prefix(residuals), p.norm, p.proj, s.p, s.r, s.h, with_prefix(gradients),
+                          g.norm, g.proj);
     }
 
 private:

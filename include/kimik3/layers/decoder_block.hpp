@@ -1,7 +1,7 @@
 #pragma once
 // One decoder layer: attention and feed-forward, each behind a read of the residuals and a pre-norm (spec 1.1):
 //   h = read(attention site)              a = Attn(norm(h))
-//   a block boundary stores the incoming prefix as an endpoint and starts the prefix anew: mid = a, else mid = prefix + a
+//   mid = prefix + a; at a block boundary the incoming prefix is stored as an endpoint instead, and mid = a
 //   h = read(feed-forward site)           out = mid + FFN(norm(h))
 // The layer's position is a run-time value: only the number of endpoints and the boundary depend on it.
 
@@ -18,7 +18,8 @@ namespace kimik3 {
 /// The layer that computes a kind. A new kind of layer is a tag and a specialisation of this.
 template <class Kind, class Backend, class T>
 struct LayerFor {
-    static_assert(missing_overload<Kind>, "kimik3: this layer kind has no layer: specialise LayerFor<Kind, Backend, T>");
+    static_assert(missing_overload<Kind>,
+                  "kimik3: this layer kind has no layer: specialise LayerFor<Kind, Backend, T>");
 };
 template <class Backend, class T>
 struct LayerFor<Kda, Backend, T> : KdaLayer<Backend, T> {
@@ -81,9 +82,9 @@ struct SavedRead {
     }
 
     /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch.
-    void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p, typename Site::Grads& g,
-                  VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals, MatrixView<const T> dnormed,
-                  MatrixView<T> dh, const Residuals<T>& gradients) {
+    void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p,
+                  typename Site::Grads& g, VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
+                  MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients) {
         rms_norm_backward(ctx, dnormed, h, norm, r, dh, dnorm);
         Site::backward(ctx, c, p, g, residuals, dh, gradients, site);
     }
@@ -137,13 +138,14 @@ struct BlockLayer {
     static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
         const Index tokens = seq.tokens(), before = depth.endpoints + 1;
         using Read = SavedRead<Backend, T>;
-        return {Read::bind(arena, c, tokens, before), Read::bind(arena, c, tokens, before + (depth.opens_block ? 1 : 0)),
+        return {Read::bind(arena, c, tokens, before),
+                Read::bind(arena, c, tokens, before + (depth.opens_block ? 1 : 0)),
                 Attention::bind_saved(arena, c, seq), FeedForward::bind_saved(arena, c, seq)};
     }
 
     /// Moves residuals on by one layer. state: the decoding state to continue and update, or nullptr.
-    static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, const Sequences& seq,
-                        Residuals<const T>& residuals, Sums& sums, Saved& s, State* state) {
+    static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
+                        const Sequences& seq, Residuals<const T>& residuals, Sums& sums, Saved& s, State* state) {
         s.attention_read.forward(ctx, c, p.self_attention_res, p.input_layernorm, residuals);
         Attention::forward(ctx, c, p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state);
         if (depth.opens_block) residuals.endpoints.add(residuals.prefix);
@@ -157,26 +159,27 @@ struct BlockLayer {
     }
 
     /// residuals: as they came into the layer. gradients: of what it handed on; on return, of what it was handed.
-    /// The tokens with counted != 0 are added to balance, where the layer routes: here and not in forward, so that a token
-    /// counts once for every contribution it makes to the gradient.
+    /// The tokens with counted != 0 are added to balance, where the layer routes: here and not in forward, so that a
+    /// token counts once for every contribution it makes to the gradient.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, Grads& g,
-                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients, Sums& sums, Saved& s,
-                         BlockScratch<T>& scratch, const Balance& balance, VectorView<const std::uint8_t> counted) {
+                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients, Sums& sums,
+                         Saved& s, BlockScratch<T>& scratch, const Balance& balance,
+                         VectorView<const std::uint8_t> counted) {
         Residuals<const T> after_attention = residuals;
         if (depth.opens_block) after_attention.endpoints.add(residuals.prefix);
         after_attention.prefix = sums.mid;
 
         if constexpr (routes) FeedForward::count(ctx, p.feed_forward, s.feed_forward, counted, balance);
-        FeedForward::backward(ctx, c, p.feed_forward, g.feed_forward, seq, s.ffn_read.normed, gradients.prefix, scratch.dnormed,
-                              s.feed_forward);
-        s.ffn_read.backward(ctx, c, p.mlp_res, g.mlp_res, p.post_attention_layernorm, g.post_attention_layernorm, after_attention,
-                            scratch.dnormed, scratch.dh, gradients);
+        FeedForward::backward(ctx, c, p.feed_forward, g.feed_forward, seq, s.ffn_read.normed, gradients.prefix,
+                              scratch.dnormed, s.feed_forward);
+        s.ffn_read.backward(ctx, c, p.mlp_res, g.mlp_res, p.post_attention_layernorm, g.post_attention_layernorm,
+                            after_attention, scratch.dnormed, scratch.dh, gradients);
 
-        Attention::backward(ctx, c, p.attention, g.attention, seq, s.attention_read.normed, gradients.prefix, scratch.dnormed,
-                            s.attention);
+        Attention::backward(ctx, c, p.attention, g.attention, seq, s.attention_read.normed, gradients.prefix,
+                            scratch.dnormed, s.attention);
         if (depth.opens_block) gradients.prefix = gradients.endpoints.view[--gradients.endpoints.count];
-        s.attention_read.backward(ctx, c, p.self_attention_res, g.self_attention_res, p.input_layernorm, g.input_layernorm,
-                                  residuals, scratch.dnormed, scratch.dh, gradients);
+        s.attention_read.backward(ctx, c, p.self_attention_res, g.self_attention_res, p.input_layernorm,
+                                  g.input_layernorm, residuals, scratch.dnormed, scratch.dh, gradients);
     }
 };
 

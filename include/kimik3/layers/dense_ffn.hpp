@@ -37,8 +37,8 @@ struct GatedFfn {
         }
     };
 
-    static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x, MatrixView<T> y,
-                        Add add, Saved& s) {
+    static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
+                        MatrixView<T> y, Add add, Saved& s) {
         linear_forward(ctx, x, p.gate_proj, s.gate);
         linear_forward(ctx, x, p.up_proj, s.up);
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);

@@ -3,8 +3,8 @@
 // F work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
 //   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x
 //   E_e(z) = w2_e SiTU(w1_e z, w3_e z)
-// The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Between forward and backward, count adds
-// the routing to the statistics of quantile balancing: once a token, however often its activations are recomputed.
+// The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Between forward and backward, count
+// adds the routing to the statistics of quantile balancing: once a token, however often its activations are recomputed.
 
 #include "kimik3/layers/dense_ffn.hpp"
 #include "kimik3/ops/expert_products.hpp"
@@ -100,8 +100,8 @@ struct LatentMoeLayer {
     }
 
     /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
-    static void count(const Context<Backend>& ctx, const Params& p, const Saved& s, VectorView<const std::uint8_t> counted,
-                      const Balance& balance) {
+    static void count(const Context<Backend>& ctx, const Params& p, const Saved& s,
+                      VectorView<const std::uint8_t> counted, const Balance& balance) {
         balance_count(ctx, s.scores, s.cutoff, s.experts, p.e_score_correction_bias, counted, balance);
     }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The language-model head with its loss (spec 1.3): logits [N, V] = h [N, M] W[V, M]^T, loss = mean cross-entropy over the
-// counted targets. Works on chunks of rows, so the logits of a whole batch never exist: scratch is [chunk, V].
+// The language-model head with its loss (spec 1.3): logits [N, V] = h [N, M] W[V, M]^T, loss = mean cross-entropy over
+// the counted targets. Works on chunks of rows, so the logits of a whole batch never exist: scratch is [chunk, V].
 
 #include <algorithm>
 #include <span>
@@ -36,11 +36,12 @@ struct OutputHead {
 
     /// The same losses together with dh (overwritten) and dw (added to) of scale times their sum.
     static void loss_and_gradients(const Context<Backend>& ctx, MatrixView<const T> w, MatrixView<const T> h,
-                                   std::span<const std::int32_t> targets, double scale, MatrixView<T> dh, MatrixView<A> dw,
-                                   Scratch& scratch) {
+                                   std::span<const std::int32_t> targets, double scale, MatrixView<T> dh,
+                                   MatrixView<A> dw, Scratch& scratch) {
         for_chunks(h, scratch, [&](MatrixView<const T> rows, MatrixView<T> logits, Index first) {
             linear_forward(ctx, rows, w, logits);
-            cross_entropy_backward(ctx, logits, chunk_of(targets, first, rows.rows), scale, loss_of(scratch, first, rows.rows));
+            cross_entropy_backward(ctx, logits, chunk_of(targets, first, rows.rows), scale,
+                                   loss_of(scratch, first, rows.rows));
             linear_backward(ctx, logits, rows, w, dh.middle_rows(first, rows.rows), Add::no, dw);
         });
     }
@@ -56,7 +57,9 @@ private:
     static std::span<const std::int32_t> chunk_of(std::span<const std::int32_t> targets, Index first, Index rows) {
         return targets.subspan(to_size(first), to_size(rows));
     }
-    static VectorView<A> loss_of(Scratch& scratch, Index first, Index rows) { return {scratch.loss.data + first, rows}; }
+    static VectorView<A> loss_of(Scratch& scratch, Index first, Index rows) {
+        return {scratch.loss.data + first, rows};
+    }
 };
 
 }  // namespace kimik3

@@ -1,14 +1,14 @@
 #pragma once
-// The activations of one pass over a batch, laid out in one arena. Training keeps what every layer saved; with Keep::sums,
-// and in inference, all layers share the memory of one.
+// The activations of one pass over a batch, laid out in one arena. Training keeps what every layer saved; with
+// Keep::sums, and in inference, all layers share the memory of one.
 
 #include "kimik3/layers/output_head.hpp"
 #include "kimik3/model/model_params.hpp"
 
 namespace kimik3 {
 
-/// What a training pass keeps for backward. sums: only the running sums between layers; a layer's forward is run again when
-/// its backward comes, which takes less memory and about a third more work and gives the same numbers.
+/// What a training pass keeps for backward. sums: only the running sums between layers; a layer's forward is run again
+/// when its backward comes, which takes less memory and about a third more work and gives the same numbers.
 enum class Keep : std::uint8_t { activations, sums };
 
 enum class Pass : std::uint8_t { training, inference };

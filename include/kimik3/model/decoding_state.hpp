@@ -1,7 +1,8 @@
 #pragma once
-// What decoding keeps of a sequence: KDA states and convolution windows, MLA latent caches, and how many tokens they have
-// taken in. A DecodingState holds slots, one sequence each. It is a value: a copy is a snapshot, and copy_slot branches a
-// sequence. A recurrent state cannot forget its last tokens, so it is shortened only to nothing; go back by a snapshot.
+// What decoding keeps of a sequence: KDA states and convolution windows, MLA latent caches, and how many tokens they
+// have taken in. A DecodingState holds slots, one sequence each. It is a value: a copy is a snapshot, and copy_slot
+// branches a sequence. A recurrent state cannot forget its last tokens, so it is shortened only to nothing; go back by
+// a snapshot.
 
 #include <span>
 #include <vector>
@@ -21,16 +22,21 @@ public:
     DecodingState(Context<Backend> ctx, const ModelConfig& config, Index slots, Index max_len)
         : ctx_(std::move(ctx)), config_(&config), max_len_(max_len), lengths_(to_size(slots), 0) {
         require(slots >= 1, "a decoding state has at least one slot, got {}", slots);
-        require(max_len >= 1 && max_len <= config.max_seq_len, "a decoding state holds 1 to {} tokens a sequence, got {}",
-                config.max_seq_len, max_len);
+        require(max_len >= 1 && max_len <= config.max_seq_len,
+                "a decoding state holds 1 to {} tokens a sequence, got {}", config.max_seq_len, max_len);
         Arena measure;
         bind(measure);
         memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
         rebind();
     }
     DecodingState(const DecodingState& other)
-        : ctx_(other.ctx_), config_(other.config_), max_len_(other.max_len_), lengths_(other.lengths_), memory_(other.memory_.size()) {
-        copy(ctx_, MatrixView<std::byte>(other.memory_.data(), 1, memory_.size()), MatrixView<std::byte>(memory_.data(), 1, memory_.size()));
+        : ctx_(other.ctx_),
+          config_(other.config_),
+          max_len_(other.max_len_),
+          lengths_(other.lengths_),
+          memory_(other.memory_.size()) {
+        copy(ctx_, MatrixView<std::byte>(other.memory_.data(), 1, memory_.size()),
+             MatrixView<std::byte>(memory_.data(), 1, memory_.size()));
         rebind();
     }
     DecodingState(DecodingState&&) noexcept = default;
@@ -50,7 +56,8 @@ public:
     void truncate(Index slot, Index length) {
         const Index now = this->length(slot);
         require(length == now || length == 0,
-                "a recurrent state cannot go back to {} of its {} tokens: copy the state at the place to return to", length, now);
+                "a recurrent state cannot go back to {} of its {} tokens: copy the state at the place to return to",
+                length, now);
         if (length == 0) reset(slot);
     }
 
@@ -71,7 +78,8 @@ public:
 
     /// How new tokens, counts[s] for the sequence in slots[s], are laid out; refuses what does not fit.
     Sequences plan(std::span<const Index> counts, std::span<const Index> slots, Index tokens) const {
-        require(counts.size() == slots.size(), "every sequence has a token count and a slot, got {} and {}", counts.size(), slots.size());
+        require(counts.size() == slots.size(), "every sequence has a token count and a slot, got {} and {}",
+                counts.size(), slots.size());
         std::vector<Index> offsets{0}, past;
         std::vector<bool> taken(lengths_.size(), false);
         for (std::size_t s = 0; s < counts.size(); ++s) {
@@ -79,11 +87,13 @@ public:
             require(!taken[to_size(slots[s])], "slot {} is named twice in one step", slots[s]);
             taken[to_size(slots[s])] = true;
             require(counts[s] >= 0, "a sequence has 0 new tokens or more, got {}", counts[s]);
-            require(past.back() + counts[s] <= max_len_, "context full: slot {} holds {} of {} tokens, {} more do not fit", slots[s],
-                    past.back(), max_len_, counts[s]);
+            require(past.back() + counts[s] <= max_len_,
+                    "context full: slot {} holds {} of {} tokens, {} more do not fit", slots[s], past.back(), max_len_,
+                    counts[s]);
             offsets.push_back(offsets.back() + counts[s]);
         }
-        require(offsets.back() == tokens, "the token counts add up to the tokens given: {} and {}", offsets.back(), tokens);
+        require(offsets.back() == tokens, "the token counts add up to the tokens given: {} and {}", offsets.back(),
+                tokens);
         return Sequences(std::move(offsets), {slots.begin(), slots.end()}, std::move(past));
     }
 
@@ -112,7 +122,9 @@ private:
     void each_row(Body&& body) {
         static_for<Layers::size>([&](auto layer) { std::get<layer>(layers_).each(body); });
     }
-    void require_slot(Index slot) const { require(slot >= 0 && slot < slots(), "slots lie in [0, {}), got {}", slots(), slot); }
+    void require_slot(Index slot) const {
+        require(slot >= 0 && slot < slots(), "slots lie in [0, {}), got {}", slots(), slot);
+    }
 
     Context<Backend> ctx_;
     const ModelConfig* config_;

@@ -1,6 +1,6 @@
 #pragma once
-// The start of every parameter (spec 10). A tensor's stream of random numbers is chosen by its name, so its start depends
-// on the seed and the name alone: not on the backend, the number of threads or the tensors beside it.
+// The start of every parameter (spec 10). A tensor's stream of random numbers is chosen by its name, so its start
+// depends on the seed and the name alone: not on the backend, the number of threads or the tensors beside it.
 
 #include <cmath>
 #include <numbers>
@@ -46,15 +46,15 @@ void initialise_tensor(const ParameterInfo& tensor, double std_deviation, std::u
 
 /// Fills the flat array of parameters that the table describes.
 template <class A>
-void initialise(const Context<Cpu>& ctx, const std::vector<ParameterInfo>& table, double std_deviation, std::uint64_t seed,
-                VectorView<A> weights) {
+void initialise(const Context<Cpu>& ctx, const std::vector<ParameterInfo>& table, double std_deviation,
+                std::uint64_t seed, VectorView<A> weights) {
     ctx.parallel_tasks(static_cast<Index>(table.size()), [&](Index t, int) {
         detail::initialise_tensor(table[to_size(t)], std_deviation, seed, weights.data);
     });
 }
 template <class Backend, class A>
-void initialise(const Context<Backend>& ctx, const std::vector<ParameterInfo>& table, double std_deviation, std::uint64_t seed,
-                VectorView<A> weights) {
+void initialise(const Context<Backend>& ctx, const std::vector<ParameterInfo>& table, double std_deviation,
+                std::uint64_t seed, VectorView<A> weights) {
     const Buffer<A> start(weights.size);
     initialise(Context<Cpu>(), table, std_deviation, seed, start.view());
     copy_from_host(ctx, std::span<const A>(start.data(), to_size(start.size())), weights);

@@ -1,9 +1,9 @@
 #pragma once
-// KimiK3<config, Backend, T>: the model. It expands the layer schedule into parameters, activations and decoding states and
-// runs the road of spec 1.1: embedding, blocks, final AttnRes read, norm, head with loss; backward is the same road in
-// reverse. All parameters lie in one flat array, gradients in a second, activations in one block of memory whose size is
-// known from the batch's shape; once a shape has been seen, a step allocates nothing.
-// T: float or double. Sums of the loss are kept in double.
+// KimiK3<config, Backend, T>: the model. It expands the layer schedule into parameters, activations and decoding states
+// and runs the road of spec 1.1: embedding, blocks, final AttnRes read, norm, head with loss; backward is the same road
+// in reverse. All parameters lie in one flat array, gradients in a second, activations in one block of memory whose
+// size is known from the batch's shape; once a shape has been seen, a step allocates nothing. T: float or double. Sums
+// of the loss are kept in double.
 
 #include <cmath>
 #include <span>
@@ -29,8 +29,9 @@ struct Loss {
 template <ModelConfig config_value, class Backend = Cpu, class T = float, class Layers = schedule_of<config_value>>
 class KimiK3 {
     static_assert(valid<config_value>);
-    static_assert(schedule_agrees<Layers, config_value>(),
-                  "kimik3: a schedule written by hand has the kinds that layer_types and num_dense_layers of the config name");
+    static_assert(
+        schedule_agrees<Layers, config_value>(),
+        "kimik3: a schedule written by hand has the kinds that layer_types and num_dense_layers of the config name");
 
 public:
     using Number = T;
@@ -68,14 +69,16 @@ public:
 
     /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another;
     /// targets[i]: what should follow tokens[i], or ignored_target.
-    Loss forward(Tokens tokens, Tokens targets, Index batch = 1) { return forward(tokens, targets, equal_sequences(tokens, batch)); }
+    Loss forward(Tokens tokens, Tokens targets, Index batch = 1) {
+        return forward(tokens, targets, equal_sequences(tokens, batch));
+    }
     Loss forward(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::training);
         return head_loss();
     }
 
-    /// Adds scale times the gradient of the last forward's loss to gradients(), and that forward's routing to the balancing
-    /// statistics. Once after each forward.
+    /// Adds scale times the gradient of the last forward's loss to gradients(), and that forward's routing to the
+    /// balancing statistics. Once after each forward.
     void backward(double scale = 1.0) {
         require(ready_for_backward_, "backward follows a forward with targets, once");
         head_backward(scale);
@@ -95,7 +98,9 @@ public:
     }
 
     /// The loss alone: no gradients, no balancing statistics.
-    Loss evaluate(Tokens tokens, Tokens targets, Index batch = 1) { return evaluate(tokens, targets, equal_sequences(tokens, batch)); }
+    Loss evaluate(Tokens tokens, Tokens targets, Index batch = 1) {
+        return evaluate(tokens, targets, equal_sequences(tokens, batch));
+    }
     Loss evaluate(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::inference);
         return head_loss();
@@ -108,11 +113,13 @@ public:
     MatrixView<const T> logits() { return logits_of(acts_.output.normed); }
 
     /// Room for slots sequences of up to max_len tokens, all empty.
-    State new_state(Index slots, Index max_len = config.max_seq_len) const { return State(ctx_, config, slots, max_len); }
+    State new_state(Index slots, Index max_len = config.max_seq_len) const {
+        return State(ctx_, config, slots, max_len);
+    }
 
-    /// Continues sequences from the state and moves it on: counts[s] new tokens for the sequence in slots[s]. Returns the
-    /// logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits() then
-    /// gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
+    /// Continues sequences from the state and moves it on: counts[s] new tokens for the sequence in slots[s]. Returns
+    /// the logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits()
+    /// then gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
     MatrixView<const T> step(State& state, Tokens tokens, std::span<const Index> counts, std::span<const Index> slots) {
         run(tokens, state.plan(counts, slots, static_cast<Index>(tokens.size())), Pass::inference, &state);
         state.advance(sequences_);
@@ -127,7 +134,8 @@ public:
     /// Balancing statistics since the last update, one a layer; those of dense layers are empty.
     const std::vector<Balance>& balances() const { return balances_; }
 
-    /// Moves every router's bias to where the load would have been even since the last update, and starts counting anew.
+    /// Moves every router's bias to where the load would have been even since the last update, and starts counting
+    /// anew.
     void update_balance() {
         static_for<layers>([&](auto layer) {
             if constexpr (LayerAt<layer>::routes)
@@ -185,7 +193,8 @@ private:
     }
 
     void begin(Tokens tokens, Tokens targets, const Sequences& sequences, Pass pass) {
-        require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(), targets.size());
+        require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(),
+                targets.size());
         const Index counted = check_targets(targets, config.vocab_size);
         run(tokens, sequences, pass, nullptr);
         copy_from_host(ctx_, targets, acts_.targets);
@@ -201,8 +210,8 @@ private:
         ready_for_backward_ = false;
         require(sequences.tokens() == static_cast<Index>(tokens.size()), "the sequences hold {} tokens, {} were given",
                 sequences.tokens(), tokens.size());
-        require(sequences.longest() <= config.max_seq_len, "a sequence has at most {} tokens, got {}", config.max_seq_len,
-                sequences.longest());
+        require(sequences.longest() <= config.max_seq_len, "a sequence has at most {} tokens, got {}",
+                config.max_seq_len, sequences.longest());
         check_ids(tokens, config.vocab_size);
         sequences_ = sequences;
         lay_out(sequences_, pass);
@@ -218,8 +227,8 @@ private:
 
     template <Index layer>
     void forward_layer(Residuals<const T>& residuals, typename LayerAt<layer>::State* state) {
-        LayerAt<layer>::forward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers), sequences_, residuals,
-                                std::get<layer>(acts_.sums), std::get<layer>(acts_.saved), state);
+        LayerAt<layer>::forward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers), sequences_,
+                                residuals, std::get<layer>(acts_.sums), std::get<layer>(acts_.saved), state);
     }
 
     Loss head_loss() {
@@ -230,8 +239,8 @@ private:
     void head_backward(double scale) {
         ready_for_backward_ = false;
         const double each = counted_ == 0 ? 0.0 : scale / static_cast<double>(counted_);
-        Head::loss_and_gradients(ctx_, params_.head(config), acts_.output.normed, acts_.targets, each, acts_.scratch.dnormed,
-                                 grads_.head(config), acts_.head);
+        Head::loss_and_gradients(ctx_, params_.head(config), acts_.output.normed, acts_.targets, each,
+                                 acts_.scratch.dnormed, grads_.head(config), acts_.head);
     }
 
     void blocks_backward() {
@@ -252,8 +261,9 @@ private:
             forward_layer<layer>(again, nullptr);
         }
         LayerAt<layer>::backward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers),
-                                 std::get<layer>(grads_.layers), sequences_, residuals, gradients, std::get<layer>(acts_.sums),
-                                 std::get<layer>(acts_.saved), acts_.scratch, balances_[layer], acts_.counted);
+                                 std::get<layer>(grads_.layers), sequences_, residuals, gradients,
+                                 std::get<layer>(acts_.sums), std::get<layer>(acts_.saved), acts_.scratch,
+                                 balances_[layer], acts_.counted);
     }
 
     /// What the pass handed to a layer: the endpoints stored before it and the prefix.
@@ -271,7 +281,8 @@ private:
     template <Index layer, class Body>
     void for_outputs_before(Body&& body) const {
         body(0, MatrixView<const T>(acts_.embedded));
-        static_for<layer>([&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
+        static_for<layer>(
+            [&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
     }
 
     Loss mean_loss() {

@@ -1,6 +1,7 @@
 #pragma once
-// From field lists to one flat array: two visitors of fields (tensor/parameters.hpp). ParameterTable writes the table with
-// every tensor's name, shape and offset; FieldBinder walks the same list again and points the views into the arrays.
+// From field lists to one flat array: two visitors of fields (tensor/parameters.hpp). ParameterTable writes the table
+// with every tensor's name, shape and offset; FieldBinder walks the same list again and points the views into the
+// arrays.
 
 #include <string>
 #include <string_view>
@@ -13,7 +14,9 @@ namespace kimik3 {
 namespace detail {
 
 /// Elements that a field takes in the flat arrays: fields begin at multiples of 64 bytes of float.
-constexpr Index padded_field(Index count) { return round_up(count, alignment_bytes / static_cast<Index>(sizeof(float))); }
+constexpr Index padded_field(Index count) {
+    return round_up(count, alignment_bytes / static_cast<Index>(sizeof(float)));
+}
 
 }  // namespace detail
 
@@ -33,7 +36,8 @@ public:
     void experts(std::string_view name, View&, Index experts, Index rows, Index cols, const FieldRule& rule) {
         const std::size_t mark = name.find("{}");
         for (Index e = 0; e < experts; ++e)
-            add(std::string(name.substr(0, mark)) + std::to_string(e) + std::string(name.substr(mark + 2)), {rows, cols}, rule, experts);
+            add(std::string(name.substr(0, mark)) + std::to_string(e) + std::string(name.substr(mark + 2)),
+                {rows, cols}, rule, experts);
         close_field();
     }
 
@@ -45,7 +49,8 @@ private:
     void add(std::string_view name, std::vector<Index> shape, const FieldRule& rule, Index experts) {
         Index count = 1;
         for (Index extent : shape) count *= extent;
-        entries_.push_back({std::string(name), rule.shape.empty() ? std::move(shape) : rule.shape, size_, count, experts, rule});
+        entries_.push_back(
+            {std::string(name), rule.shape.empty() ? std::move(shape) : rule.shape, size_, count, experts, rule});
         size_ += count;
     }
     void close_field() { size_ = detail::padded_field(size_); }
@@ -54,7 +59,8 @@ private:
     Index size_ = 0;
 };
 
-/// weights and kept: the flat arrays of the storage type and of the accumulator type (one array when the types are equal).
+/// weights and kept: the flat arrays of the storage type and of the accumulator type (one array when the types are
+/// equal).
 template <class Weight, class Kept>
 class FieldBinder {
 public:

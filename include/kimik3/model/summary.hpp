@@ -1,7 +1,7 @@
 #pragma once
-// What a model costs: parameters, those active for one token, and floating-point operations. A multiply and an add are two
-// operations. Backward costs twice forward. KDA in chunks of C: 6 D^2 + 3 C D + C^2 a head and token (Kimi Linear, 2510.26692);
-// attention over the half of the context that causality leaves on average.
+// What a model costs: parameters, those active for one token, and floating-point operations. A multiply and an add are
+// two operations. Backward costs twice forward. KDA in chunks of C: 6 D^2 + 3 C D + C^2 a head and token (Kimi Linear,
+// 2510.26692); attention over the half of the context that causality leaves on average.
 
 #include <vector>
 
@@ -22,17 +22,21 @@ inline ParameterCount count_parameters(const ModelConfig& c, const std::vector<P
         count.total += tensor.count;
         if (tensor.experts > 0) routed += tensor.count;
     }
-    count.active = count.total - (c.num_experts > 0 ? routed / c.num_experts * (c.num_experts - c.num_experts_per_token) : 0);
+    count.active =
+        count.total - (c.num_experts > 0 ? routed / c.num_experts * (c.num_experts - c.num_experts_per_token) : 0);
     return count;
 }
 
 /// Operations of one token's forward with its head in a sequence of length tokens.
-inline double forward_flops_per_token(const ModelConfig& c, const std::vector<ParameterInfo>& parameters, Index length) {
+inline double forward_flops_per_token(const ModelConfig& c, const std::vector<ParameterInfo>& parameters,
+                                      Index length) {
     double flops = 0;
     for (const ParameterInfo& tensor : parameters) {
         if (!tensor.rule.decay || tensor.shape.size() != 2) continue;  // products are made with decayed matrices alone
         if (!c.tie_embeddings && tensor.name == "model.embed_tokens.weight") continue;  // a look-up
-        const double share = tensor.experts > 0 ? static_cast<double>(c.num_experts_per_token) / static_cast<double>(c.num_experts) : 1.0;
+        const double share = tensor.experts > 0
+                                 ? static_cast<double>(c.num_experts_per_token) / static_cast<double>(c.num_experts)
+                                 : 1.0;
         flops += 2.0 * share * static_cast<double>(tensor.count);
     }
     const double d = c.kda_head_dim, chunk = c.kda_chunk_size, seen = static_cast<double>(length) / 2.0;
@@ -44,7 +48,8 @@ inline double forward_flops_per_token(const ModelConfig& c, const std::vector<Pa
 }
 
 /// Operations of one token in training: forward and backward.
-inline double training_flops_per_token(const ModelConfig& c, const std::vector<ParameterInfo>& parameters, Index length) {
+inline double training_flops_per_token(const ModelConfig& c, const std::vector<ParameterInfo>& parameters,
+                                       Index length) {
     return 3.0 * forward_flops_per_token(c, parameters, length);
 }
 

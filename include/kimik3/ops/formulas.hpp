@@ -1,7 +1,7 @@
 #pragma once
 // The scalar formulas of the model, each beside its derivative, written once for every kind of number V: float and
-// double on either backend, and Lane<T> (ops/cpu/lanes.hpp), a register's worth of numbers on the CPU. Sources: spec 2.2,
-// 5 and 6.
+// double on either backend, and Lane<T> (ops/cpu/lanes.hpp), a register's worth of numbers on the CPU. Sources:
+// spec 2.2, 5 and 6.
 
 #include <cmath>
 

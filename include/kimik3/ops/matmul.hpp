@@ -15,15 +15,18 @@ enum class Add : bool { no, yes };
 
 template <class Backend>
 void matmul_nt(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: matmul_nt(ctx, a, b, c, add) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: matmul_nt(ctx, a, b, c, add) has no overload for these arguments");
 }
 template <class Backend>
 void matmul_nn(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: matmul_nn(ctx, a, b, c, add) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: matmul_nn(ctx, a, b, c, add) has no overload for these arguments");
 }
 template <class Backend>
 void matmul_tn(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: matmul_tn(ctx, a, b, c, add) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: matmul_tn(ctx, a, b, c, add) has no overload for these arguments");
 }
 
 }  // namespace kimik3

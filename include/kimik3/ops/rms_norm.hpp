@@ -13,11 +13,13 @@ namespace kimik3 {
 
 template <class Backend>
 void rms_norm_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: rms_norm_forward(ctx, x, w, eps, y, r) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: rms_norm_forward(ctx, x, w, eps, y, r) has no overload for these arguments");
 }
 template <class Backend>
 void rms_norm_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: rms_norm_backward(ctx, dy, x, w, r, dx, dw) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: rms_norm_backward(ctx, dy, x, w, r, dx, dw) has no overload for these arguments");
 }
 
 }  // namespace kimik3

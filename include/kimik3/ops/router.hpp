@@ -3,8 +3,8 @@
 //   router_forward (ctx, x [N, M], w [E, M], bias [E], rule, scores [N, E], experts [N, k], weights [N, k], cutoff [N])
 //     scores = sigmoid(x w^T); experts = the k largest of scores + bias, best first, equal ones to the lower expert;
 //     weights = factor s / (sum of the chosen s + 1e-20), or factor s: never with the bias;
-//     cutoff = the (k + 1)-th largest of scores + bias. Where one is NaN, so are the token's cutoff and weights, and its
-//     experts are k of them all the same: it breaks itself and no other token.
+//     cutoff = the (k + 1)-th largest of scores + bias. Where one is NaN, so are the token's cutoff and weights, and
+//     its experts are k of them all the same: it breaks itself and no other token.
 //   router_backward(ctx, rule, experts [N, k], dweights [N, k], scores [N, E])
 //     scores become the gradient of the logits: s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient.
 //     dweights are used up.

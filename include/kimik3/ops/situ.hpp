@@ -15,11 +15,13 @@ struct SituBetas {
 
 template <class Backend>
 void situ_forward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: situ_forward(ctx, gate, up, betas, y) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: situ_forward(ctx, gate, up, betas, y) has no overload for these arguments");
 }
 template <class Backend>
 void situ_backward(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: situ_backward(ctx, dy, gate, up, betas, dgate, dup) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: situ_backward(ctx, dy, gate, up, betas, dgate, dup) has no overload for these arguments");
 }
 
 }  // namespace kimik3

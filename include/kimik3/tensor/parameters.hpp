@@ -1,7 +1,7 @@
 #pragma once
-// Parameters: every parameter struct names its fields once, in a function fields(visit); the model walks that list to lay
-// all parameters out in one flat array and to fill the table of ParameterInfo below. Names, checkpoints, initialisation,
-// optimizer groups, weight decay, counting and gradient checks read the table and nothing else.
+// Parameters: every parameter struct names its fields once, in a function fields(visit); the model walks that list to
+// lay all parameters out in one flat array and to fill the table of ParameterInfo below. Names, checkpoints,
+// initialisation, optimizer groups, weight decay, counting and gradient checks read the table and nothing else.
 
 #include <string>
 #include <string_view>
@@ -53,7 +53,8 @@ class PrefixedVisit {
 public:
     PrefixedVisit(std::string prefix, Visit& visit) : prefix_(std::move(prefix)), visit_(visit) {}
     /// A prefix behind a prefix.
-    PrefixedVisit(const std::string& prefix, PrefixedVisit<Visit>& outer) : PrefixedVisit(outer.prefix_ + prefix, outer.visit_) {}
+    PrefixedVisit(const std::string& prefix, PrefixedVisit<Visit>& outer)
+        : PrefixedVisit(outer.prefix_ + prefix, outer.visit_) {}
 
     template <class View, class... Rest>
     void operator()(std::string_view name, View& view, Rest&&... rest) {

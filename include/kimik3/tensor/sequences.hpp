@@ -15,16 +15,18 @@ public:
     Sequences() = default;
 
     /// offsets: 0 = first row of the first sequence, ..., one past the last row; empty sequences are allowed.
-    /// For decoding, slots: the row of the decoding state that each sequence uses, and past: how many of its tokens that
-    /// state has already taken in; left out, sequence s uses slot s from its start.
-    explicit Sequences(std::vector<Index> offsets, const std::vector<Index>& slots = {}, const std::vector<Index>& past = {})
+    /// For decoding, slots: the row of the decoding state that each sequence uses, and past: how many of its tokens
+    /// that state has already taken in; left out, sequence s uses slot s from its start.
+    explicit Sequences(std::vector<Index> offsets, const std::vector<Index>& slots = {},
+                       const std::vector<Index>& past = {})
         : count_(static_cast<Index>(offsets.size()) - 1), packed_(std::move(offsets)) {
         require(!packed_.empty() && packed_.front() == 0, "sequence offsets begin with 0");
         for (Index s = 0; s < count_; ++s)
             require(begin(s) <= end(s), "sequence offsets never fall, got {} after {}", end(s), begin(s));
         const std::size_t count = to_size(count_);
         require(slots.empty() || slots.size() == count, "{} sequences need as many slots, got {}", count, slots.size());
-        require(past.empty() || past.size() == count, "{} sequences need as many past lengths, got {}", count, past.size());
+        require(past.empty() || past.size() == count, "{} sequences need as many past lengths, got {}", count,
+                past.size());
         for (Index s = 0; s < count_; ++s) packed_.push_back(slots.empty() ? s : slots[to_size(s)]);
         for (Index s = 0; s < count_; ++s) packed_.push_back(past.empty() ? 0 : past[to_size(s)]);
     }

@@ -1,8 +1,8 @@
 #pragma once
-// Trainer: the loop body of training. One step is accumulation micro-batches forward and backward, each weighing the same,
-// then clip and optimizer, then quantile balancing. A step that cannot be taken (a loss or gradient that is not finite, a
-// spike) leaves weights, moments and balancing as they were. Everything that the next step depends on is in the model's
-// weights, the optimizer's state and TrainingPosition, so a saved run goes on bit for bit.
+// Trainer: the loop body of training. One step is accumulation micro-batches forward and backward, each weighing the
+// same, then clip and optimizer, then quantile balancing. A step that cannot be taken (a loss or gradient that is not
+// finite, a spike) leaves weights, moments and balancing as they were. Everything that the next step depends on is in
+// the model's weights, the optimizer's state and TrainingPosition, so a saved run goes on bit for bit.
 
 #include <limits>
 #include <optional>
@@ -77,7 +77,8 @@ public:
 
     /// Goes on from a saved position; the weights and the optimizer's state are restored beside it.
     void restore(const TrainingPosition& saved) {
-        require(saved.step >= 0 && saved.tokens >= 0, "a run has taken 0 steps and tokens or more, got {} and {}", saved.step, saved.tokens);
+        require(saved.step >= 0 && saved.tokens >= 0, "a run has taken 0 steps and tokens or more, got {} and {}",
+                saved.step, saved.tokens);
         SpikeGuard guard = guard_;
         guard.restore(saved.spike_guard);
         loader_.restore(saved.data);
@@ -123,7 +124,8 @@ private:
         const auto weights = on_host(model_->context(), VectorView<const A>(model_->weights()), memory);
         for (const ParameterInfo& tensor : model_->parameters()) {
             for (const A value : VectorView<const A>(weights.data + tensor.offset, tensor.count))
-                if (!std::isfinite(value)) fail("step {}: {}; the weight '{}' holds {}", step_, reason, tensor.name, value);
+                if (!std::isfinite(value))
+                    fail("step {}: {}; the weight '{}' holds {}", step_, reason, tensor.name, value);
         }
         fail("step {}: {}", step_, reason);
     }

@@ -1,5 +1,5 @@
-// safetensors_copy FROM TO: reads every tensor and the metadata of one file and writes them to another. Exit code 1 with
-// the reason when a file is refused.
+// safetensors_copy FROM TO: reads every tensor and the metadata of one file and writes them to another. Exit code 1
+// with the reason when a file is refused.
 
 #include <fmt/core.h>
 

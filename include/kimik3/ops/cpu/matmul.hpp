@@ -17,18 +17,20 @@ namespace detail {
 /// Below this many rows a product with b^T reads b once (and the product kernel would work on padding).
 inline constexpr Index few_rows = 8;
 
-/// result += lhs rhs on one thread, all as Eigen's kernel takes them: result [rows, cols] by columns, lhs [rows, depth] and
-/// rhs [depth, cols] in the order named. This is the entry that Eigen's expressions end in. Without the paths that they
-/// choose before it for tiny and one-row products, an element's sum has one order, and every user's build is shorter.
+/// result += lhs rhs on one thread, all as Eigen's kernel takes them: result [rows, cols] by columns, lhs [rows, depth]
+/// and rhs [depth, cols] in the order named. This is the entry that Eigen's expressions end in. Without the paths that
+/// they choose before it for tiny and one-row products, an element's sum has one order, and every user's build is
+/// shorter.
 template <class T, int lhs_order, int rhs_order>
 void add_product(Index rows, Index cols, Index depth, const T* lhs, Index lhs_stride, const T* rhs, Index rhs_stride,
                  T* result, Index result_stride) {
     constexpr int any = Eigen::Dynamic;
     if (rows == 0 || cols == 0 || depth == 0) return;
     Eigen::internal::gemm_blocking_space<Eigen::ColMajor, T, T, any, any, any> blocking(rows, cols, depth, 1, true);
-    Eigen::internal::general_matrix_matrix_product<Eigen::Index, T, lhs_order, false, T, rhs_order, false, Eigen::ColMajor,
-                                                   1>::run(rows, cols, depth, lhs, lhs_stride, rhs, rhs_stride, result, 1,
-                                                           result_stride, T(1), blocking, nullptr);
+    Eigen::internal::general_matrix_matrix_product<Eigen::Index, T, lhs_order, false, T, rhs_order, false,
+                                                   Eigen::ColMajor, 1>::run(rows, cols, depth, lhs, lhs_stride, rhs,
+                                                                            rhs_stride, result, 1, result_stride, T(1),
+                                                                            blocking, nullptr);
 }
 
 template <class T>
@@ -40,25 +42,29 @@ void clear_unless(Add add, MatrixView<T> c) {
 template <class T>
 void local_matmul_nt(In<T> a, In<T> b, Out<T> c, Add add) {
     clear_unless(add, c);
-    add_product<T, Eigen::RowMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data, c.stride);
+    add_product<T, Eigen::RowMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data,
+                                                     c.stride);
 }
 template <class T>
 void local_matmul_nn(In<T> a, In<T> b, Out<T> c, Add add) {
     clear_unless(add, c);
-    add_product<T, Eigen::ColMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data, c.stride);
+    add_product<T, Eigen::ColMajor, Eigen::ColMajor>(c.cols, c.rows, a.cols, b.data, b.stride, a.data, a.stride, c.data,
+                                                     c.stride);
 }
 template <class T>
 void local_matmul_tn(In<T> a, In<T> b, Out<T> c, Add add) {
     clear_unless(add, c);
-    add_product<T, Eigen::ColMajor, Eigen::RowMajor>(c.cols, c.rows, a.rows, b.data, b.stride, a.data, a.stride, c.data, c.stride);
+    add_product<T, Eigen::ColMajor, Eigen::RowMajor>(c.cols, c.rows, a.rows, b.data, b.stride, a.data, a.stride, c.data,
+                                                     c.stride);
 }
 
-/// body(first, last) over ranges of rows of c, one a thread: they begin at multiples of few_rows and none is shorter, so
-/// that the kernel groups rows as it does without threads.
+/// body(first, last) over ranges of rows of c, one a thread: they begin at multiples of few_rows and none is shorter,
+/// so that the kernel groups rows as it does without threads.
 template <class Body>
 void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
     const Index units = rows < few_rows ? ceil_div(rows, few_rows) : rows / few_rows;
-    ctx.parallel(units, 1, [&](Index first, Index last) { body(first * few_rows, last == units ? rows : last * few_rows); });
+    ctx.parallel(units, 1,
+                 [&](Index first, Index last) { body(first * few_rows, last == units ? rows : last * few_rows); });
 }
 
 /// c[row, n] = a[row] . b[n] for the rows of a (fewer than few_rows) and the rows [first, last) of b.

@@ -10,7 +10,8 @@
 namespace kimik3 {
 
 template <class T>
-void rms_norm_forward(const Context<Cpu>& ctx, In<T> x, InVector<T> w, double eps, Out<T> y, OutVector<accumulator_t<T>> r) {
+void rms_norm_forward(const Context<Cpu>& ctx, In<T> x, InVector<T> w, double eps, Out<T> y,
+                      OutVector<accumulator_t<T>> r) {
     require_shape("rms_norm: y", y, x.rows, x.cols);
     require_size("rms_norm: w", w, x.cols);
     require_size("rms_norm: r", r, x.rows);
@@ -18,16 +19,18 @@ void rms_norm_forward(const Context<Cpu>& ctx, In<T> x, InVector<T> w, double ep
         for (Index n = first; n < last; ++n) {
             const T* from = x.row(n);
             T* to = y.row(n);
-            const T scale = T(1) / std::sqrt(detail::dot(from, from, x.cols) / static_cast<T>(x.cols) + static_cast<T>(eps));
-            detail::for_lanes<T>(x.cols, [&](auto at) { at.store(to, detail::Lane<T>(at.load(from) * scale * at.load(w.data))); });
+            const T scale =
+                T(1) / std::sqrt(detail::dot(from, from, x.cols) / static_cast<T>(x.cols) + static_cast<T>(eps));
+            detail::for_lanes<T>(
+                x.cols, [&](auto at) { at.store(to, detail::Lane<T>(at.load(from) * scale * at.load(w.data))); });
             r[n] = scale;
         }
     });
 }
 
 template <class T>
-void rms_norm_backward(const Context<Cpu>& ctx, In<T> dy, In<T> x, InVector<T> w, InVector<accumulator_t<T>> r, Out<T> dx,
-                       OutVector<T> dw) {
+void rms_norm_backward(const Context<Cpu>& ctx, In<T> dy, In<T> x, InVector<T> w, InVector<accumulator_t<T>> r,
+                       Out<T> dx, OutVector<T> dw) {
     using detail::Lane;
     require_shape("rms_norm: dy", dy, x.rows, x.cols);
     require_shape("rms_norm: dx", dx, x.rows, x.cols);

@@ -25,7 +25,8 @@ void local_situ_backward(In<T> dy, In<T> gate, In<T> up, SituBetas betas, Out<T>
     const Lane<T> beta = lane(static_cast<T>(betas.gate)), linear_beta = lane(static_cast<T>(betas.linear));
     for (Index n = 0; n < dy.rows; ++n) {
         for_lanes<T>(dy.cols, [&](auto at) {
-            const auto gradient = situ_gradient(at.load(gate.row(n)), at.load(up.row(n)), beta, linear_beta, at.load(dy.row(n)));
+            const auto gradient =
+                situ_gradient(at.load(gate.row(n)), at.load(up.row(n)), beta, linear_beta, at.load(dy.row(n)));
             at.store(dgate.row(n), gradient.gate);
             at.store(dup.row(n), gradient.up);
         });
@@ -40,7 +41,8 @@ void situ_forward(const Context<Cpu>& ctx, In<T> gate, In<T> up, SituBetas betas
     require_shape("situ: up", up, y.rows, y.cols);
     ctx.parallel(y.rows, 4, [&](Index first, Index last) {
         const Index count = last - first;
-        detail::local_situ_forward<T>(gate.middle_rows(first, count), up.middle_rows(first, count), betas, y.middle_rows(first, count));
+        detail::local_situ_forward<T>(gate.middle_rows(first, count), up.middle_rows(first, count), betas,
+                                      y.middle_rows(first, count));
     });
 }
 
@@ -52,8 +54,9 @@ void situ_backward(const Context<Cpu>& ctx, In<T> dy, In<T> gate, In<T> up, Situ
     require_shape("situ: dup", dup, dy.rows, dy.cols);
     ctx.parallel(dy.rows, 4, [&](Index first, Index last) {
         const Index count = last - first;
-        detail::local_situ_backward<T>(dy.middle_rows(first, count), gate.middle_rows(first, count), up.middle_rows(first, count),
-                                       betas, dgate.middle_rows(first, count), dup.middle_rows(first, count));
+        detail::local_situ_backward<T>(dy.middle_rows(first, count), gate.middle_rows(first, count),
+                                       up.middle_rows(first, count), betas, dgate.middle_rows(first, count),
+                                       dup.middle_rows(first, count));
     });
 }
 
