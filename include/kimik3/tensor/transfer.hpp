@@ -3,7 +3,7 @@
 //   clear(ctx, view)                        zeros
 //   copy(ctx, from, to)                     within the backend
 //   copy_from_host(ctx, from, to)           a span of host memory into a vector
-//   on_host(ctx, view, memory)              the same elements where the host reads them: the view itself on the CPU, else
+//   on_host(ctx, view, memory)              the same elements where the host reads them: on the CPU the view, else
 //                                           a dense copy in memory, complete on return
 // In the order of the operations around them; from may be reused once copy_from_host has returned.
 
