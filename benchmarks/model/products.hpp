@@ -64,7 +64,10 @@ private:
     static MatrixView<float> of(const Numbers& memory, Index rows, Index cols) {
         return {memory.view.data, rows, cols};
     }
-    static auto eigen(MatrixView<float> m) { return detail::eigen(m); }
+    using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    using Map = Eigen::Map<RowMajor, 0, Eigen::OuterStride<>>;
+
+    static Map eigen(MatrixView<float> m) { return {m.data, m.rows, m.cols, Eigen::OuterStride<>(m.stride)}; }
 
     template <class Body>
     static void product(MatrixView<float> to, Body&& body) {
