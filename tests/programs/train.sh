@@ -3,29 +3,8 @@
 set -u
 programs=$(realpath "${1:?the folder of the programs}") || exit 77
 [ -x "$programs/kimik3-train" ] && [ -x "$programs/kimik3-prepare" ] || exit 77
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-failed=0
-law() { # law <sentence> <command...>: the command holds
-    local sentence=$1
-    shift
-    if ! "$@"; then
-        echo "broken: $sentence"
-        failed=1
-    fi
-}
-ends() { # ends <code> <text in stdout or stderr> <arguments...>: the program ends so
-    local code=$1 text=$2
-    shift 2
-    timeout 60 "$programs/kimik3-train" "$@" >stdout 2>stderr </dev/null
-    local got=$?
-    [ $got = "$code" ] && grep -qF -- "$text" stdout stderr && return 0
-    echo "exit $got instead of $code, or no '$text', of: $*"
-    cat stdout stderr
-    return 1
-}
+program=$programs/kimik3-train
+source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
 absent() { [ ! -e "$1" ]; }
 equal() {
     [ "$1" = "$2" ] && return 0
