@@ -1,4 +1,5 @@
-// Replaces operator new so that tests can see how much a reader asks for at once.
+// Replaces operator new so that tests can see how much a reader asks for at once. The nothrow form (std::stable_sort takes
+// its buffer so) is replaced with it: what delete below frees must come from malloc.
 
 #include "io/allocation.hpp"
 
@@ -14,5 +15,12 @@ void* operator new(std::size_t bytes) {
     throw std::bad_alloc();
 }
 
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept try {
+    return operator new(bytes);
+} catch (const std::bad_alloc&) {
+    return nullptr;
+}
+
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }

@@ -198,7 +198,8 @@ BOOST_AUTO_TEST_CASE_TEMPLATE(b47_clipping_survives_gradients_of_1e20, A, Number
     BOOST_TEST(std::abs(report.gradient_norm / 1e21 - 1.0) < 1e-5);
     BOOST_TEST(std::abs(clip_scale(report.gradient_norm, 1.0) * 1e20 - 0.1) < 1e-6);
     // The first moment is (1 - beta1) of the clipped gradient.
-    for (const A moment : optimizer.state()[0].values) BOOST_TEST(std::abs(double(moment) - 0.1 * 0.1) < 1e-8);
+    const auto state = optimizer.state();
+    for (const A moment : state[0].values) BOOST_TEST(std::abs(double(moment) - 0.1 * 0.1) < 1e-8);
 }
 
 BOOST_AUTO_TEST_CASE_TEMPLATE(b47_a_gradient_that_is_not_finite_changes_nothing_and_is_named, A, Numbers) {
