@@ -21,8 +21,8 @@ struct LayerFor {
     static_assert(missing_overload<Kind>,
                   "kimik3: this layer kind has no layer: specialise LayerFor<Kind, Backend, T>");
 };
-template <class Backend, class T>
-struct LayerFor<Kda, Backend, T> : KdaLayer<Backend, T> {
+template <KdaImplementation which, class Backend, class T>
+struct LayerFor<KdaOf<which>, Backend, T> : KdaLayer<which, Backend, T> {
     static constexpr const char* prefix = "self_attn.";
 };
 template <class Backend, class T>
