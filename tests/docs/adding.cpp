@@ -157,7 +157,7 @@ BOOST_AUTO_TEST_CASE(an_operation_is_the_same_on_two_backends_and_its_gradient_a
 }
 
 BOOST_AUTO_TEST_CASE(a_model_takes_a_new_layer_with_its_parameters_gradients_and_decoding) {
-    Model model({}, 3);
+    Model model(Context<Cpu>{}, 3);
     const std::vector<std::int32_t> tokens = {1, 5, 2, 9, 18, 0, 7}, targets = {5, 2, 9, 18, 0, 7, 3};
     BOOST_TEST(std::ranges::count(model.parameters(), "model.layers.1.mlp.up_proj.weight", &ParameterInfo::name) == 1);
 

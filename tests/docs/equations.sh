@@ -5,8 +5,8 @@
 # pages, exists.
 cd "${1:?the folder of the sources}" || exit 1
 {
-    grep -rnoE '\\tag\{[A-Z]+-[0-9]+\}' docs/mechanisms --include='*.md' | sed -E 's/\\tag\{(.*)\}/tag:\1/'
-    grep -rnoE '\([A-Z]+-[0-9]+\)' docs include --include='*.md' --include='*.hpp' --include='*.cuh' |
+    grep -rnoE '\\tag\{[A-Z]{2,}-[0-9]+\}' docs/mechanisms --include='*.md' | sed -E 's/\\tag\{(.*)\}/tag:\1/'
+    grep -rnoE '\([A-Z]{2,}-[0-9]+\)' docs include --include='*.md' --include='*.hpp' --include='*.cuh' |
         sed -E 's/\((.*)\)$/cite:\1/'
 } | awk -F: '
     function complain(text) { print text; failures++ }

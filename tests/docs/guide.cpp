@@ -4,8 +4,7 @@
 #include <kimik3/text.hpp>
 
 #include <boost/test/unit_test.hpp>
-#include <fstream>
-#include <iostream>
+#include <sstream>
 
 namespace {
 
@@ -97,6 +96,7 @@ BOOST_AUTO_TEST_CASE(the_loop_of_the_trainer_by_hand_takes_the_same_steps) {
     const kimik3::TrainingOptions options = options_of_a_short_run();
     Model model, same;
     kimik3::Trainer trainer(same, kimik3::TokenLoader(windows_of(ids), 8), options);
+    std::vector<double> losses;
 
     kimik3::TokenLoader batches(windows_of(ids), 8);
     kimik3::Optimizer optimizer(model, options.optimizer);
@@ -104,21 +104,23 @@ BOOST_AUTO_TEST_CASE(the_loop_of_the_trainer_by_hand_takes_the_same_steps) {
     kimik3::Batch batch;
     for (int step = 0; step < 3; ++step) {
         batches.next(batch);
-        const kimik3::Loss loss = model.forward(batch.tokens, batch.targets, batch.batch);
+        losses.push_back(model.forward(batch.tokens, batch.targets, batch.batch));
         model.backward();
         optimizer.step(model, schedule.lr(step));  // clips, steps, balances the experts, clears the gradients
-        BOOST_TEST(loss.loss == trainer.step().loss, boost::test_tools::tolerance(1e-6));
     }
+    for (const double loss : losses) BOOST_TEST(loss == trainer.step().loss, boost::test_tools::tolerance(1e-6));
 }
 
 BOOST_AUTO_TEST_CASE(sequences_are_decoded_side_by_side) {
     Model model;
     const std::vector<std::vector<std::int32_t>> prompts = {{1, 2, 3}, {4, 5, 6, 7, 8}};
+    std::vector<std::vector<std::int32_t>> answers(prompts.size());
 
     kimik3::BatchGeneration batch(model, prompts, {.temperature = 0.0, .max_tokens = 16});
     while (batch.next())
         for (kimik3::Index s = 0; s < batch.size(); ++s)
-            if (const auto token = batch.token(s)) BOOST_TEST(*token < mine.vocab_size);
+            if (const auto token = batch.token(s)) answers[static_cast<std::size_t>(s)].push_back(*token);
+    for (const auto& answer : answers) BOOST_TEST(answer.size() == 16u);
 
     auto state = model.new_state(1);  // room for one sequence, empty
     const std::vector<std::int32_t> first = {1, 2, 3}, next = {9};
@@ -128,19 +130,6 @@ BOOST_AUTO_TEST_CASE(sequences_are_decoded_side_by_side) {
     BOOST_TEST(logits.cols == mine.vocab_size);
     BOOST_TEST(snapshot.length(0) == 3);
     BOOST_TEST(state.length(0) == 4);
-}
-
-BOOST_AUTO_TEST_CASE(a_model_in_double_is_the_measure_of_its_gradients) {
-    using Exact = kimik3::KimiK3<mine, kimik3::Cpu, double>;
-    BOOST_TEST((std::is_same_v<Exact::Number, double>));
-
-    Model model;
-    const kimik3::ParameterCount count = kimik3::count_parameters(mine, model.parameters());
-    const kimik3::Index bytes = model.training_bytes(8, 32);  // activations of a step of 8 sequences of 32 tokens
-    BOOST_TEST(count.active < count.total);
-    BOOST_TEST(bytes > 0);
-    for (const kimik3::ParameterInfo& tensor : model.parameters())
-        if (tensor.name == "model.layers.2.self_attn.kv_a_proj_with_mqa.weight") BOOST_TEST(tensor.shape[1] == 32);
 }
 
 BOOST_AUTO_TEST_CASE(a_broken_config_says_its_rule) {

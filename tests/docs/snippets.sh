@@ -3,8 +3,8 @@
 # The code in the documentation is code that a test compiles or runs. In README.md and docs/ every fenced block is of a
 # language; text, math and console blocks show what is no code of ours, and every other block follows a line
 #     <!-- from FILE -->    or    <!-- from FILE FILE ... -->
-# A block of shell stands in these files command by command, comments aside; any other stands in the first of them line
-# after line, and may be indented there. What is quoted must be reached by the tests: sources, scripts, programs.
+# A block of sh or cmake stands in these files command by command, comments aside; any other stands in the first of them
+# line after line, and may be indented there. What is quoted must be reached by the tests: sources, scripts, programs.
 cd "${1:?the folder of the sources}" || exit 1
 find README.md docs -name '*.md' | sort | xargs awk '
     function complain(line, text) { printf "%s:%d: %s\n", FILENAME, line, text; failures++ }
@@ -56,7 +56,7 @@ find README.md docs -name '*.md' | sort | xargs awk '
         for (f = 1; f <= count; f++)
             if (load(files[f]) < 0) { complain(begin, "no file " files[f]); known = 0 }
         if (!known) return
-        if (language ~ /^(sh|bash)$/) check_shell(files, count)
+        if (language ~ /^(sh|cmake)$/) check_shell(files, count)
         else check_code(files[1])
         checked++
     }
