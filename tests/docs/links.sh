@@ -28,6 +28,10 @@ while IFS=: read -r page line link; do
     [[ $link != *#* ]] || anchors "$target" | grep -qxF -- "${link#*#}" || complain "$page:$line: no heading #${link#*#}"
 done < <(all '\\]\\([^)]+\\)')
 
+while IFS=: read -r page line _; do
+    complain "$page:$line: the text of a link stands on one line, where every reader of Markdown finds it"
+done < <(all '^[^[]*\\]\\(')
+
 while IFS=: read -r page line file name; do
     file=tests/${file#\`}.cpp name=${name# } name=${name%\`}
     tests=$((tests + 1))
