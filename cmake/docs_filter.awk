@@ -1,7 +1,6 @@
-# A filter of Doxygen's input. In a header the comment at its head, which Doxygen would not see, becomes that of the
-# file: the first sentence in brief, all of it as it stands. In a page, math blocks become formulas, marks of where code
-# was cut from disappear, links to headers become those to their
-# part of the reference, and links within a page, or out of docs/, text.
+# A filter of Doxygen's input. In a header the comment at its head, which Doxygen would not see, becomes that of the file,
+# as it stands. In a page math blocks become formulas, marks of where code was cut from disappear, links to headers become
+# those to their part of the reference, and links within a page, or out of docs/, text.
 FILENAME ~ /\.(hpp|cuh)$/ {
     if (FNR == 1 && $0 == "#pragma once") { print; next }
     if (FNR == 2 && /^\/\//) { head = 1; print "/** \\file"; print " * \\verbatim" }

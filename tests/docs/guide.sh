@@ -57,5 +57,8 @@ export KIMIK3_QUICKSTART_DIR=$work/quickstart KIMIK3_QUICKSTART_STEPS=2 KIMIK3_Q
 ln -s "$source/examples" examples
 mv book.txt my.txt
 examples/quickstart.sh my.txt
-command -v bible > /dev/null || exit 0
-examples/quickstart.sh
+if command -v bible > /dev/null; then
+    examples/quickstart.sh
+else
+    echo "not run: the quickstart without files, since bible-kjv is not installed"
+fi
