@@ -75,6 +75,7 @@ find README.md docs -name '*.md' | sort | xargs awk '
     /^<!-- from .* -->$/ { from = $0; sub(/^<!-- from /, "", from); sub(/ -->$/, "", from); next }
     from != "" && NF { complain(FNR, "<!-- from " from " --> stands right before its block"); from = "" }
     END {
+        if (inside) complain(FNR, "the last file ends within a block")
         printf "%d blocks of code, %d failures\n", checked, failures
         exit failures > 0 || checked == 0
     }'
