@@ -34,6 +34,7 @@ cmake() {  # only whether the presets are there: the tests have been built alrea
 
 cd "$source"
 cmake --preset release && cmake --build --preset release
+[ $? = 0 ]
 
 cd "$work"
 for n in $(seq 1 400); do echo "Once upon a time, on day $n, $((n * 7 % 13)) birds sat on a wall."; done > book.txt
