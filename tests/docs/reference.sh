@@ -2,7 +2,7 @@
 # docs/reference.sh SOURCE_FOLDER BUILD_FOLDER DOXYGEN
 # The target docs' reference is made without a warning, every header is in it, and so is every numbered equation of the
 # pages. Exit code 77: there is no Doxygen.
-source=$1 build=$2 doxygen=$3 failures=0
+source=$(realpath "$1") build=$(realpath "$2") doxygen=$3 failures=0
 command -v "$doxygen" > /dev/null || { echo "skipped: no Doxygen"; exit 77; }
 complain() { echo "$1"; failures=$((failures + 1)); }
 
