@@ -125,12 +125,14 @@ struct KdaLayer {
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         State none{};
         State& kept = state != nullptr ? *state : none;
+        // (KDA-1)
         convolved(ctx, seq, x, p.q_proj, p.q_conv1d, s.q_in, s.q, kept.q_window);
         convolved(ctx, seq, x, p.k_proj, p.k_conv1d, s.k_in, s.k, kept.k_window);
         convolved(ctx, seq, x, p.v_proj, p.v_conv1d, s.v_in, s.v, kept.v_window);
         linear_forward(ctx, x, p.f_a_proj, s.f_low);
         linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
         linear_forward(ctx, x, p.b_proj, s.b);
+        // (KDA-9)
         attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
         if (c.kda_output_gate) linear_forward(ctx, x, p.g_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);

@@ -118,11 +118,13 @@ struct MlaLayer {
         rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
         linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
         linear_forward(ctx, x, p.kv_a_proj_with_mqa, s.kv_low);
+        // (MLA-1)
         rms_norm_forward(ctx, latent_of(c, s), p.kv_a_layernorm, c.mla_lora_norm_eps, s.latent, s.kv_r);
         if (state != nullptr) {
             latent_append(ctx, seq, s.latent, shared_of(c, s), state->cache);
             attend_absorbed(ctx, heads, p, seq, s, *state);
         } else {
+            // (MLA-2)
             linear_forward(ctx, s.latent, p.kv_b_proj, s.kv);
             causal_attention_forward(ctx, seq, heads, s.q, s.kv, shared_of(c, s), s.o, s.lse);
         }
@@ -130,6 +132,7 @@ struct MlaLayer {
             linear_forward(ctx, x, p.g_proj, s.gate);
             sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
         }
+        // (MLA-4)
         linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, y);
     }
 
@@ -164,6 +167,7 @@ private:
         return s.kv_low.middle_cols(c.kv_lora_rank, c.qk_rope_head_dim);
     }
 
+    // (MLA-9)
     static void attend_absorbed(const Context<Backend>& ctx, const MlaHeads& heads, const Params& p,
                                 const Sequences& seq, Saved& s, State& state) {
         const Index rows = heads.nope + heads.value, latent = s.latent.cols;

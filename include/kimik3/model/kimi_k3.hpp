@@ -222,6 +222,7 @@ private:
         static_for<layers>([&](auto layer) {
             forward_layer<layer>(residuals, state != nullptr ? &state->template layer_state<layer>() : nullptr);
         });
+        // (BLOCK-7)
         acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, residuals);
     }
 
