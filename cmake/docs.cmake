@@ -1,5 +1,6 @@
-# Target docs: the reference of all headers, with the pages of docs/, by Doxygen, in <build>/docs/html. Any warning fails
-# it. Formulas are set by MathJax, from this machine where it is installed, else from the network when a page is read.
+# Target docs: the reference of all headers, with the pages of docs/, by Doxygen, in <build>/docs/html. Any warning
+# fails it. Formulas are set by MathJax, from this machine where it is installed, else from the network when a page is
+# read.
 find_program(KIMIK3_DOXYGEN doxygen)
 find_path(KIMIK3_MATHJAX MathJax.js PATHS /usr/share/javascript/mathjax)
 mark_as_advanced(KIMIK3_DOXYGEN KIMIK3_MATHJAX)

@@ -1,8 +1,8 @@
 #!/bin/bash
 # docs/equations.sh SOURCE_FOLDER
-# The equations of docs/mechanisms/ and the code agree on their numbers: each number, \tag{KDA-1}, is given once and in
-# order; the code in include/ cites every one of them, as (KDA-1); and every number in parentheses, in the code or in the
-# pages, exists.
+# The equations of docs/mechanisms/ and the code agree on their numbers: each number, \tag{KDA-1}, is given once and
+# in order; the code in include/ cites every one of them, as (KDA-1); and every number in parentheses, in the code or in
+# the pages, exists.
 cd "${1:?the folder of the sources}" || exit 1
 {
     grep -rnoE '\\tag\{[A-Z]{2,}-[0-9]+\}' docs/mechanisms --include='*.md' | sed -E 's/\\tag\{(.*)\}/tag:\1/'
@@ -20,7 +20,8 @@ cd "${1:?the folder of the sources}" || exit 1
         home[part[1]] = file
         equations++
     }
-    kind == "cite" { cited[name] = 1; if (file ~ /^include\//) { in_code[name] = 1; citations++ }; at[name] = file ":" line }
+    kind == "cite" { cited[name] = 1; at[name] = file ":" line }
+    kind == "cite" && file ~ /^include\// { in_code[name] = 1; citations++ }
     END {
         for (name in cited)
             if (!(name in place)) complain(at[name] ": there is no equation (" name ")")

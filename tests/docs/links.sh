@@ -25,7 +25,8 @@ while IFS=: read -r page line link; do
     target=$page
     [ -z "${link%%#*}" ] || target=$(dirname "$page")/${link%%#*}
     [ -e "$target" ] || { complain "$page:$line: there is no $link"; continue; }
-    [[ $link != *#* ]] || anchors "$target" | grep -qxF -- "${link#*#}" || complain "$page:$line: no heading #${link#*#}"
+    [[ $link == *#* ]] || continue
+    anchors "$target" | grep -qxF -- "${link#*#}" || complain "$page:$line: no heading #${link#*#}"
 done < <(all '\\]\\([^)]+\\)')
 
 while IFS=: read -r page line _; do
