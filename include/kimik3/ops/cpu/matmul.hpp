@@ -71,6 +71,7 @@ void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
 template <class T>
 void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
     constexpr int block = 4;
+    const Index ahead = block * b.stride;  // rows are too short for the processor to see where reading goes on
     for (Index n = first; n < last; n += block) {
         const int rows = static_cast<int>((std::min)(Index{block}, last - n));
         const T* weights[block];
@@ -79,9 +80,12 @@ void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
             const T* x = a.row(m);
             Lane<T> sum[block];
             for (int j = 0; j < block; ++j) sum[j] = lane(T(0));
-            for_lanes<T>(a.cols, [&](auto at) {
+            for_whole_lanes_and_rest<T>(a.cols, [&](auto at) {
                 const Lane<T> value = at.load(x);
-                for (int j = 0; j < block; ++j) sum[j] += value * at.load(weights[j]);
+                for (int j = 0; j < block; ++j) {
+                    __builtin_prefetch(weights[j] + at.begin + ahead);
+                    sum[j] += value * at.load(weights[j]);
+                }
             });
             for (int j = 0; j < rows; ++j) {
                 T& out = c(m, n + j);
