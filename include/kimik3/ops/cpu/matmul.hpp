@@ -112,6 +112,28 @@ void matmul_nt(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
 }
 
 template <class T>
+void matmul_nt_all(const Context<Cpu>& ctx, In<T> a, std::span<const RowProduct<T>> products) {
+    constexpr Index group = 4;  // of weight rows
+    Index groups = 0;
+    for (const RowProduct<T>& p : products) {
+        if (p.b.rows == 0) continue;
+        if (a.rows >= detail::few_rows) matmul_nt(ctx, a, p.b, p.c, Add::no);
+        require_shape("matmul_nt_all: c", p.c, a.rows, p.b.rows);
+        require_shape("matmul_nt_all: b", p.b, p.b.rows, a.cols);
+        groups += ceil_div(p.b.rows, group);
+    }
+    if (a.rows >= detail::few_rows) return;
+    ctx.parallel(groups, ceil_div(16384, group * (std::max)(Index{1}, a.cols)), [&](Index first, Index last) {
+        for (const RowProduct<T>& p : products) {
+            const Index own = ceil_div(p.b.rows, group), begin = (std::max)(Index{0}, first) * group,
+                        end = (std::min)(p.b.rows, last * group);
+            if (begin < end) detail::dot_rows<T>(a, p.b, p.c, Add::no, begin, end);
+            first -= own, last -= own;
+        }
+    });
+}
+
+template <class T>
 void matmul_nn(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     require_shape("matmul_nn: c", c, a.rows, b.cols);
     require_shape("matmul_nn: b", b, a.cols, b.cols);
