@@ -34,7 +34,15 @@ mv one/report.html one.html
 sed -E 's/"(loss|val_loss|lr|gradient_norm|tokens_per_second)":\[[^]]*\]/"\1":[null]/g' one.html >null.html
 sed -E 's/"(step|loss|val_loss|lr|gradient_norm|tokens_per_second)":\[[^]]*\]/"\1":[]/g' one.html >empty.html
 
-for page in run one inspect null empty; do
+# what every figure of a page says with the pointer at its middle
+pointer='<script>for (const surface of document.querySelectorAll(".surface")) {
+    const box = surface.getBoundingClientRect(), middle = {clientX: box.x + box.width / 2, clientY: box.y + box.height / 2};
+    surface.dispatchEvent(new PointerEvent("pointermove", middle));
+    add(main, "p", {class: "said"}, Array.from(tip.children, line => line.textContent).join(" / "));
+}</script></body>'
+{ sed '$d' run.html | sed '$d'; echo "$pointer"; } >pointed.html  # all but the last two lines, </body> and </html>
+
+for page in run one inspect null empty pointed; do
     opened $page.html --dump-dom >$page.dom
     law "$page is drawn to its end" holds 'data-drawn="whole"' $page.dom
 done
@@ -45,6 +53,9 @@ law "the loads of four layers, now and over time" count_is 4 '>Layer [0-9] over 
 law "the depth of every site" holds '4 feed-forward</text>' run.dom
 law "the half-lives of every head" count_is 12 'class="ridge"' run.dom
 law "the parameters" holds '<td>routed experts</td>' run.dom
+law "curves and loads over time say their step and value" count_is 8 'class="said">step [0-9]* / [a-z,0-9 ]* [0-9.]*' pointed.dom
+law "half-lives say their head and share" count_is 3 'class="said">layer [0-2], head [0-3] / [0-9.]* to [0-9.]* tokens / ' \
+    pointed.dom
 law "one step has no history" count_is 0 '>Layer [0-9] over time' one.dom
 law "no numbers, no curves" count_is 4 '>no values yet<' null.dom
 law "no steps, no curves" count_is 4 '>no values yet<' empty.dom
