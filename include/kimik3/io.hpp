@@ -3,6 +3,8 @@
 
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/config_json.hpp"
+#include "kimik3/io/gguf_model.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
 #include "kimik3/kimik3.hpp"
+#include "kimik3/model/runtime_parameters.hpp"
