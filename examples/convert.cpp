@@ -66,14 +66,13 @@ void convert(const Options& options) {
 
     for (const std::string& warning : report.warnings) fmt::print(stderr, "kimik3-convert: warning: {}\n", warning);
     if (!report.as_f16.empty())
-        fmt::print(stderr, "kimik3-convert: {} tensors are stored as f16, for q8_0 takes 32 numbers of a row at a time "
-                   "and their rows are no multiple of that: {}\n", report.as_f16.size(), fmt::join(report.as_f16, ", "));
+        fmt::print(stderr, "kimik3-convert: {} of the tensors are stored as f16, for their rows are no multiple of the "
+                   "32 numbers of a q8_0 block; {} is the first\n", report.as_f16.size(), report.as_f16[0]);
     print_table({
         {"checkpoint", checkpoint.string()},
         {"tensors", fmt::format("{}, matrices as {}, {}B", report.tensors, options.type,
                                 shown_amount(static_cast<double>(report.bytes)))},
-        {"vocabulary", model.tokenizer ? fmt::format("{} tokens of {}", model.tokenizer->vocab_size(), config.vocab_size)
-                                       : "none"},
+        {"vocabulary", model.tokenizer ? fmt::format("{} tokens", model.tokenizer->vocab_size()) : "none"},
         {"file", options.out.string()},
     });
 }
@@ -90,10 +89,11 @@ void declare(CLI::App& app, Options& options) {
         ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
     app.option_defaults()->always_capture_default(false);
     app.add_option("--tokenizer", options.tokenizer,
-                   "The vocabulary to put in: tokenizer.json, another tokenizer file, a GGUF file, bytes, or none\n"
-                   "[what stands beside the checkpoint]");
+                   "The vocabulary to put in: tokenizer.json, another tokenizer file, also a GGUF file, bytes, or\n"
+                   "none [what stands in the checkpoint]");
     app.add_option("--pre", options.pre,
-                   "The name of llama.cpp's pre-tokenizer to write, where the tokenizer's pattern has none [by pattern]");
+                   "The name of llama.cpp's pre-tokenizer to write, where the tokenizer's pattern has none\n"
+                   "[by pattern]");
     app.add_option("--name", options.name, "The model's name in the file [the file's name]");
     app.add_flag("--overwrite", options.overwrite, "Replace a file that is there");
     app.footer("llama.cpp runs a model whose KDA and MLA have equally many heads. Exit codes: 0 done, 1 failed,\n"

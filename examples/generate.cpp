@@ -17,7 +17,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")
         ->required();
     app.add_option("--tokenizer", a.tokenizer,
-                   "tokenizer.json or another tokenizer file, or bytes [tokenizer.json of the checkpoint]");
+                   "tokenizer.json or another tokenizer file, also a GGUF file, or bytes [tokenizer.json of the\n"
+                   "checkpoint]");
     app.add_option("--prompt", a.prompts, "Text to go on from; several --prompt are generated side by side")
         ->allow_extra_args(false);
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");

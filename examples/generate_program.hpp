@@ -7,6 +7,7 @@
 
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
+#include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/kimik3.hpp"
 #include "kimik3/text.hpp"
 #include "model_programs.hpp"
@@ -40,7 +41,8 @@ inline std::string shown_prompt(const std::string& prompt) {
 }
 
 inline Tokenizer tokenizer_of(const GenerateArguments& a, const std::filesystem::path& checkpoint) {
-    if (!a.tokenizer.empty()) return a.tokenizer == "bytes" ? Tokenizer::bytes() : load_tokenizer(a.tokenizer.string());
+    if (a.tokenizer == "bytes") return Tokenizer::bytes();
+    if (!a.tokenizer.empty()) return load_any_tokenizer(a.tokenizer.string());
     const std::filesystem::path beside = checkpoint / "tokenizer.json";
     require(std::filesystem::exists(beside), "'{}' has no tokenizer.json: name one with --tokenizer (a file, or bytes)",
             checkpoint.string());

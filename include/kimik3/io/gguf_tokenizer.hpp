@@ -237,10 +237,11 @@ inline GgufVocabulary format_gguf_tokenizer(const Tokenizer& tokenizer, Index vo
     for (const AddedToken& token : spec.added_tokens)
         put(token.id, token.content, token.special ? GgufTokenType::control : GgufTokenType::user_defined);
     std::unordered_map<std::string_view, std::size_t> places;
-    for (std::size_t t = 0; t < tokens.size(); ++t)
-        require(places.emplace(tokens[t], t).second,
-                "a GGUF file has no room for two tokens written '{}' (ids {} and {})", tokens[t], places.at(tokens[t]),
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+        const auto [place, fresh] = places.emplace(tokens[t], t);
+        require(fresh, "a GGUF file has no room for two tokens written '{}' (ids {} and {})", tokens[t], place->second,
                 t);
+    }
     std::vector<std::string> merges;
     for (const Merge& merge : spec.merges)
         merges.push_back(tokens[to_size(merge.left)] + " " + tokens[to_size(merge.right)]);
