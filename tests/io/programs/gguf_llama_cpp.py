@@ -3,9 +3,10 @@
     python3 gguf_llama_cpp.py PROGRAMS MODEL_LOGITS GOLDEN
         PROGRAMS: the folder with kimik3-convert, -prepare and -train; GOLDEN: the folder of golden files
 
-Two models: that of the golden files, whose greedy tokens and logits the reference implementation computed, and the
-preset tiny, trained for some steps here, with its tokenizer inside of the file. Exit code 77: llama-cpp-python or a
-program is not there, or its llama.cpp does not know kimi-k3.
+Three models: that of the golden files, whose greedy tokens and logits the reference implementation computed; the
+preset tiny, trained for some steps here, with its tokenizer inside of the file; and tiny, untrained, with every switch
+that llama.cpp knows turned the other way (model_logits.cpp). Exit code 77: llama-cpp-python or a program is not there,
+or its llama.cpp does not know kimi-k3.
 """
 
 import json
@@ -79,6 +80,24 @@ def check_golden(convert, model_logits, golden, folder):
     return good
 
 
+def continue_both(what, model, model_logits, checkpoint, prompt):
+    """Compares 40 tokens here and there; returns the prompt's ids, or None where they differ."""
+    out = subprocess.run([model_logits, "greedy", checkpoint, "40", prompt], check=True, stdout=subprocess.PIPE)
+    lines = [[float(x) for x in line.split()] for line in out.stdout.decode().splitlines()]
+    ids = [int(x) for x in lines[0]]
+    tokens, logits = greedy(model, ids, len(lines) - 1)
+    equal = report("%s, %r" % (what, prompt[:16]), tokens, ids + [int(line[0]) for line in lines[1:]], logits,
+                   np.array([line[1:] for line in lines[1:]]))
+    return ids if equal else None
+
+
+def check_plain(convert, model_logits, folder):
+    subprocess.run([model_logits, "initial", "plain", folder], check=True)
+    path = os.path.join(folder, "plain.gguf")
+    subprocess.run([convert, folder, "--out", path, "--type", "f32", "--tokenizer", "none"], check=True)
+    return continue_both("plain", llama(path), model_logits, folder, "any bytes") is not None
+
+
 def check_tiny(programs, model_logits, folder):
     def run(program, *arguments):
         subprocess.run([os.path.join(programs, program), *arguments], check=True, stdout=subprocess.DEVNULL)
@@ -93,16 +112,11 @@ def check_tiny(programs, model_logits, folder):
     run("kimik3-convert", trained, "--out", path, "--type", "f32")
     model, good = llama(path), True
     for prompt in ("Sentence 12 of", " birds sat on a wall.\nSentence", "caf\u00e9 99999 \u4e2d\u6587 <|endoftext|>"):
-        out = subprocess.run([model_logits, "greedy", checkpoint, "40", prompt], check=True, stdout=subprocess.PIPE)
-        lines = [[float(x) for x in line.split()] for line in out.stdout.decode().splitlines()]
-        ids = [int(x) for x in lines[0]]
+        ids = continue_both("tiny", model, model_logits, checkpoint, prompt)
         theirs = model.tokenize(prompt.encode(), add_bos=False, special=False)
         if theirs != ids:
             print("the prompt %r is %s here and %s in llama.cpp" % (prompt, ids, theirs))
-            good = False
-        tokens, logits = greedy(model, ids, len(lines) - 1)
-        good &= report("tiny, %r" % prompt[:16], tokens, ids + [int(line[0]) for line in lines[1:]], logits,
-                       np.array([line[1:] for line in lines[1:]]))
+        good &= theirs == ids
     if model.token_eos() != json_end(checkpoint):
         print("the end token is %d in llama.cpp and %d here" % (model.token_eos(), json_end(checkpoint)))
         good = False
@@ -125,6 +139,8 @@ def main():
         return 77
     with tempfile.TemporaryDirectory() as folder:
         good = check_golden(convert, model_logits, golden, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        good &= check_plain(convert, model_logits, folder)
     with tempfile.TemporaryDirectory() as folder:
         good &= check_tiny(programs, model_logits, folder)
     return 0 if good else 1

@@ -36,7 +36,7 @@ def golden_checkpoint(folder, model_logits, golden):
 
 
 def tiny_checkpoint(folder, model_logits):
-    subprocess.run([model_logits, "initial", folder], check=True)
+    subprocess.run([model_logits, "initial", "tiny", folder], check=True)
     return load_file(os.path.join(folder, "model.safetensors"))
 
 

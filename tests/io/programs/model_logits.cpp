@@ -1,8 +1,9 @@
-// What gguf_python.py and gguf_llama_cpp.py ask of the library:
-//   model_logits config PRESET                       prints the preset's config.json
-//   model_logits initial FOLDER                      writes a checkpoint of the preset tiny as it is before training
-//   model_logits greedy CHECKPOINT TOKENS PROMPT     loads a checkpoint of the preset tiny, takes the prompt and then,
-//       TOKENS times, the most likely token; prints the ids of the prompt, then a line a token: its id, all the logits
+// What gguf_python.py and gguf_llama_cpp.py ask of the library, of the preset tiny and of "plain", which is tiny with
+// every switch that llama.cpp knows turned the other way:
+//   model_logits config PRESET                     prints the preset's config.json
+//   model_logits initial tiny|plain FOLDER         writes a checkpoint of the model as it is before training
+//   model_logits greedy CHECKPOINT TOKENS PROMPT   takes the prompt and then, TOKENS times, the most likely token;
+//       prints the prompt's ids (its bytes, where there is no tokenizer.json), then a line a token: its id, all logits
 #include <algorithm>
 #include <cstdio>
 
@@ -16,21 +17,33 @@ namespace {
 
 using namespace kimik3;
 
+constexpr ModelConfig plain = [] {
+    ModelConfig c = presets::tiny;
+    c.attn_res = c.mla_output_gate = c.latent_norm = c.moe_renormalize = c.tie_embeddings = false;
+    c.kda_gate = DecayGate::softplus;
+    c.kda_implementation = KdaImplementation::chunkwise;
+    c.init_std = 0.1;
+    return c;
+}();
+
+template <ModelConfig config>
 void initial(const std::string& folder) {
-    const KimiK3<presets::tiny> model(Context<Cpu>(1), 1);
+    const KimiK3<config> model(Context<Cpu>(1), 1);
     std::vector<TensorToWrite> tensors;
     for (const ParameterInfo& tensor : model.parameters())
         tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, model.weights().data + tensor.offset));
-    write_config_json(folder + "/config.json", presets::tiny);
+    write_config_json(folder + "/config.json", config);
     write_safetensors(folder + "/model.safetensors", std::move(tensors));
 }
 
+template <ModelConfig config>
 void greedy(const std::string& checkpoint, Index count, const std::string& prompt) {
-    KimiK3<presets::tiny> model(Context<Cpu>(1));
+    KimiK3<config> model(Context<Cpu>(1));
     const SafetensorsFile file(checkpoint + "/model.safetensors");
     for (const ParameterInfo& tensor : model.parameters())
         file.read(tensor.name, model.weights().data + tensor.offset, tensor.count);
-    auto fresh = load_tokenizer(checkpoint + "/tokenizer.json").encode(prompt, Specials::as_text);
+    const bool has_tokenizer = std::filesystem::exists(checkpoint + "/tokenizer.json");
+    auto fresh = (has_tokenizer ? load_tokenizer(checkpoint) : Tokenizer::bytes()).encode(prompt, Specials::as_text);
     for (const std::int32_t id : fresh) std::printf("%d ", id);
     std::printf("\n");
     auto state = model.new_state(1);
@@ -44,14 +57,25 @@ void greedy(const std::string& checkpoint, Index count, const std::string& promp
     }
 }
 
+bool run(const std::vector<std::string>& a) {
+    if (a.size() == 3 && a[1] == "config") {
+        std::puts(format_config_json(presets::find(a[2])).c_str());
+    } else if (a.size() == 4 && a[1] == "initial") {
+        a[2] == "plain" ? initial<plain>(a[3]) : initial<presets::tiny>(a[3]);
+    } else if (a.size() == 5 && a[1] == "greedy") {
+        const bool is_plain = read_config_json(a[2] + "/config.json") == plain;
+        (is_plain ? greedy<plain> : greedy<presets::tiny>)(a[2], std::stol(a[3]), a[4]);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-    const std::vector<std::string> a(arguments, arguments + count);
     try {
-        if (count == 3 && a[1] == "config") return std::puts(format_config_json(presets::find(a[2])).c_str()), 0;
-        if (count == 3 && a[1] == "initial") return initial(a[2]), 0;
-        if (count == 5 && a[1] == "greedy") return greedy(a[2], std::stol(a[3]), a[4]), 0;
+        if (run({arguments, arguments + count})) return 0;
         std::fprintf(stderr, "see the first lines of model_logits.cpp\n");
     } catch (const std::exception& error) {
         std::fprintf(stderr, "model_logits: %s\n", error.what());
