@@ -29,6 +29,7 @@ struct FieldRule {
     bool decay = true;
     bool trained = true;          // false: a buffer of the checkpoint that no optimizer touches
     std::vector<Index> shape{};   // in the checkpoint, where it is not [rows, cols] or [size]
+    bool float32 = false;         // the released files keep it in float32, whatever the rest is in (spec 9.2)
 };
 
 /// A visitor of fields has three calls (name is the tail of the checkpoint name, rule a FieldRule):
