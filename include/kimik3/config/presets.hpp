@@ -105,4 +105,10 @@ inline const Named& nearest(const ModelConfig& config) {
     return *best;
 }
 
+/// The line of CMake that makes a preset of a config.json, named by its whole path, for a target
+/// (cmake/kimik3AddPreset.cmake).
+inline std::string add_preset_line(std::string_view target, std::string_view config_json) {
+    return fmt::format("kimik3_add_preset({} \"{}\")", target, config_json);
+}
+
 }  // namespace kimik3::presets
