@@ -1,24 +1,10 @@
 // libFuzzer target: any bytes as a safetensors file. It is opened and, where that is accepted, read whole.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <vector>
 
+#include "fuzz/memory_file.hpp"
 #include "kimik3/io/safetensors.hpp"
-
-namespace {
-
-/// A file in memory whose path can be opened.
-std::string memory_file(const std::uint8_t* data, std::size_t size) {
-    static const int descriptor = ::memfd_create("fuzz", 0);
-    if (descriptor < 0 || ::ftruncate(descriptor, 0) != 0) std::abort();
-    if (::pwrite(descriptor, data, size, 0) != static_cast<ssize_t>(size)) std::abort();
-    return "/proc/self/fd/" + std::to_string(descriptor);
-}
-
-}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     try {
