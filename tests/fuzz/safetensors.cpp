@@ -3,12 +3,12 @@
 #include <cstdlib>
 #include <vector>
 
-#include "fuzz/memory_file.hpp"
 #include "kimik3/io/safetensors.hpp"
+#include "support/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     try {
-        const kimik3::SafetensorsFile file(memory_file(data, size));
+        const kimik3::SafetensorsFile file(kimik3::test::memory_file(data, size));
         for (const auto& [name, tensor] : file.tensors()) {
             if (tensor.file_offset + tensor.size_bytes > static_cast<kimik3::Index>(size)) std::abort();
             try {

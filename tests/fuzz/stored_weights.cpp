@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 
-#include "fuzz/memory_file.hpp"
 #include "kimik3/io/stored_weights.hpp"
+#include "support/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace kimik3;
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                                        {"A_log", {2}, 70, 2, 0, {}}};
     std::vector<double> first(72, 1.0), second(72, 2.0);
     try {
-        const StoredWeights stored(memory_file(data, size), parameters, size % 2 == 0);
+        const StoredWeights stored(test::memory_file(data, size), parameters, size % 2 == 0);
         stored.read(first.data());
         stored.read(second.data());
     } catch (const Error&) {

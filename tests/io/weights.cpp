@@ -40,7 +40,7 @@ public:
     static constexpr ModelConfig config = config_value;
 
     explicit Stored(std::uint64_t seed) {
-        ModelParams<schedule_of<config>, Cpu, T, T>().fields(config, table_);
+        ModelParams<schedule_of<config>, Cpu, T, T>().fields(config, FieldBinder<T, T>(table_));
         weights_.resize(to_size(table_.size()));
         initialise(Context<Cpu>(1), table_.entries(), config.init_std, seed, weights());
     }

@@ -38,7 +38,7 @@ std::vector<double> logits_of(Model& model, Tokens tokens) {
 template <ModelConfig config>
 std::vector<ParameterInfo> parameters_of() {
     ParameterTable table;
-    ModelParams<schedule_of<config>, Cpu, float, float>().fields(config, table);
+    ModelParams<schedule_of<config>, Cpu, float, float>().fields(config, FieldBinder<float, float>(table));
     return table.entries();
 }
 

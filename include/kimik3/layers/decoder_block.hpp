@@ -114,8 +114,12 @@ struct BlockLayer {
             visit("post_attention_layernorm.weight", post_attention_layernorm, c.hidden_size, norm);
             self_attention_res.fields(c, "self_attention_res", visit);
             mlp_res.fields(c, "mlp_res", visit);
-            attention.fields(c, PrefixedVisit(Attention::prefix, visit));
-            feed_forward.fields(c, PrefixedVisit(FeedForward::prefix, visit));
+            {
+                const auto scope = visit.within(Attention::prefix);
+                attention.fields(c, visit);
+            }
+            const auto scope = visit.within(FeedForward::prefix);
+            feed_forward.fields(c, visit);
         }
     };
     using Params = ParamsOf<T, A>;
