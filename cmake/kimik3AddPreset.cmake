@@ -4,6 +4,8 @@
 # runs again when the file changes. The reader is that of kimik3/io: whatever it refuses, a broken invariant as well as
 # an unknown key, stops CMake with the reader's sentence. Needs nlohmann_json (kimik3::io) and runs a program, so it is
 # not for cross-compiling.
+cmake_policy(VERSION 3.25)
+
 function(kimik3_add_preset target config)
     cmake_parse_arguments(PARSE_ARGV 2 arg "" NAME "")
     if(arg_UNPARSED_ARGUMENTS OR arg_KEYWORDS_MISSING_VALUES)

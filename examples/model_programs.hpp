@@ -76,9 +76,11 @@ auto with_preset(const ModelConfig& config, const std::string& source, Body&& bo
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
     std::string advice = "CMake's KIMIK3_PROGRAM_PRESETS names them";
-    if (!config_json.empty())
+    if (!config_json.empty()) {
+        const std::string path = std::filesystem::absolute(config_json).string();
         advice = fmt::format("add to examples/CMakeLists.txt\n    {}\nand build again",
-                             presets::add_preset_line("kimik3_programs", std::filesystem::absolute(config_json).string()));
+                             presets::add_preset_line("kimik3_programs", path));
+    }
     fail("{} is none of the presets that this program was built with ({}); the nearest preset is {}; {}", source,
          program_presets(), presets::nearest(config).name, advice);
 }

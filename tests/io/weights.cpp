@@ -185,7 +185,8 @@ BOOST_AUTO_TEST_CASE(an_index_that_lies_is_refused_with_the_tensor_and_the_model
     s.refused([&](auto& index) { index["metadata"]["total_size"] = 17; }, {"have 17 bytes, they have"});
     for (const char* wrong : {"../x.safetensors", "/tmp/x.safetensors", "a/b.safetensors", "", ".safetensors",
                               "..", "model.bin", "a\\b.safetensors", "config.json"})
-        s.refused([&](auto& index) { index["weight_map"][name] = wrong; }, {name, "must be the name of a .safetensors"});
+        s.refused([&](auto& index) { index["weight_map"][name] = wrong; },
+                  {name, "must be the name of a .safetensors"});
     s.refused([&](auto& index) { index["weight_map"][name] = std::string("a.safetensors\0.safetensors", 26); }, {name});
     s.refused([&](auto& index) { index["weight_map"][name] = 7; }, {name, "it is 7"});
     s.refused([&](auto& index) { index.erase("weight_map"); }, {"'weight_map' must be there"});
@@ -368,7 +369,8 @@ BOOST_AUTO_TEST_CASE(packed_experts_are_unpacked_and_what_is_wrong_with_them_is_
         const Index rows = tensor.shape[0], cols = tensor.shape[1];
         auto &packed = bytes[tensor.name + "_packed"], &scales = bytes[tensor.name + "_scale"];
         for (Index b = 0; b < rows * cols / 2; ++b) packed.push_back(static_cast<std::uint8_t>(random.below(256)));
-        for (Index g = 0; g < rows * cols / 32; ++g) scales.push_back(static_cast<std::uint8_t>(110 + random.below(20)));
+        for (Index g = 0; g < rows * cols / 32; ++g)
+            scales.push_back(static_cast<std::uint8_t>(110 + random.below(20)));
         for (Index e = 0; e < tensor.count; ++e) {
             const unsigned both = packed[to_size(e / 2)], code = e % 2 == 0 ? both % 16 : both / 16;
             expected[to_size(tensor.offset + e)] = std::ldexp(e2m1_value(code), scales[to_size(e / 32)] - 127);

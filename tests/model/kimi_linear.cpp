@@ -105,8 +105,8 @@ BOOST_AUTO_TEST_CASE(names_and_parameters_are_those_of_the_released_model) {
     const std::vector<std::string> kda{
         "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
         "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.q_conv1d.weight", "self_attn.k_conv1d.weight",
-        "self_attn.v_conv1d.weight", "self_attn.f_a_proj.weight", "self_attn.f_b_proj.weight", "self_attn.b_proj.weight",
-        "self_attn.A_log", "self_attn.dt_bias", "self_attn.g_a_proj.weight", "self_attn.g_b_proj.weight",
+        "self_attn.v_conv1d.weight", "self_attn.f_a_proj.weight", "self_attn.f_b_proj.weight",
+        "self_attn.b_proj.weight", "self_attn.A_log", "self_attn.dt_bias", "self_attn.g_a_proj.weight", "self_attn.g_b_proj.weight",
         "self_attn.o_norm.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
         "mlp.down_proj.weight"};
     const std::vector<std::string> mla{

@@ -33,7 +33,8 @@ inline constexpr ModelConfig roomy = [] {
 inline constexpr ModelConfig roomy_linear = [] {
     ModelConfig config = roomy;
     config.kda_gate = DecayGate::softplus;
-    config.attn_res = config.tie_embeddings = config.kda_output_gate = config.mla_output_gate = config.latent_norm = false;
+    config.attn_res = config.tie_embeddings = config.latent_norm = false;
+    config.kda_output_gate = config.mla_output_gate = false;
     config.q_lora_rank = config.moe_latent_size = 0;
     config.kda_output_gate_rank = 7;
     config.hidden_act = Activation::silu;

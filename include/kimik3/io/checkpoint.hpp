@@ -176,8 +176,8 @@ inline void require_replaceable(const std::filesystem::path& folder,
 }  // namespace detail
 
 /// Writes a folder that other tools read as a released checkpoint: config.json, the weights in the format, and
-/// extra_files under their own names. It appears as a whole, in place of an older folder of weights, but not of one that
-/// holds anything else.
+/// extra_files under their own names. It appears as a whole, in place of an older folder of weights, but not of one
+/// that holds anything else.
 template <class Model>
 void write_weights(const std::filesystem::path& folder, const Model& model, const WeightsFormat& format = {},
                    const std::vector<std::filesystem::path>& extra_files = {}) {

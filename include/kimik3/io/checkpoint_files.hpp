@@ -44,8 +44,8 @@ inline std::filesystem::path find_checkpoint(const std::filesystem::path& path) 
     if (std::filesystem::exists(path / weights_file) || std::filesystem::exists(path / index_file)) return path;
     const auto folders = checkpoint_folders(path);
     require(!folders.empty(),
-            "'{}' is neither a checkpoint (a folder with {} or {}) nor a run with checkpoints (step-...)", path.string(),
-            weights_file, index_file);
+            "'{}' is neither a checkpoint (a folder with {} or {}) nor a run with checkpoints (step-...)",
+            path.string(), weights_file, index_file);
     return folders.back();
 }
 

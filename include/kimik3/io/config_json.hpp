@@ -1,9 +1,9 @@
 #pragma once
 // ModelConfig as config.json with the keys of the released K3 (io/config_keys.hpp); fields of ours that K3 has no key
 // for stand in one object "kimik3". Reads the whole file with its "text_config" as well as the text config alone, which
-// is what it writes, and the files of Kimi Linear. Nothing is guessed: a missing key, an unknown one, a value of another
-// type or out of range and two keys that contradict each other are errors that name the key; only keys whose absence has
-// a meaning to the reference may be missing. What was read keeps the rules of config/invariants.hpp.
+// is what it writes, and the files of Kimi Linear. Nothing is guessed: a missing key, an unknown one, a value of
+// another type or out of range and two keys that contradict each other are errors that name the key; only keys whose
+// absence has a meaning to the reference may be missing. What was read keeps the rules of config/invariants.hpp.
 
 #include <fmt/format.h>
 

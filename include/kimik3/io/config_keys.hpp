@@ -20,8 +20,8 @@ constexpr std::string_view section_name(ConfigSection section) {
 
 /// Calls visit(section, key, field) for every field that has a key of its own and a value in every model. The others
 /// are layer_types (linear_attn_config.kda_layers and .full_attn_layers, counted from 1), the numbers in
-/// visit_nullable_fields and the pairs of a switch and a number in visit_switched_fields. Keys of the section kimik3 may
-/// be missing: the released file has none.
+/// visit_nullable_fields and the pairs of a switch and a number in visit_switched_fields. Keys of the section kimik3
+/// may be missing: the released file has none.
 template <class Config, class Visit>
 constexpr void visit_config_fields(Config& c, Visit&& visit) {
     using enum ConfigSection;
@@ -117,8 +117,8 @@ inline constexpr ChoiceKey choice_keys[] = {
     {ConfigSection::outer, "torch_dtype", valid_dtypes, false, false},
 };
 
-/// Keys checked by rules of their own: num_key_value_heads equals num_attention_heads; model_max_length is Kimi Linear's
-/// word for max_position_embeddings; a rope object must not scale, for that would change the softmax.
+/// Keys checked by rules of their own: num_key_value_heads equals num_attention_heads; model_max_length is Kimi
+/// Linear's word for max_position_embeddings; a rope object must not scale, for that would change the softmax.
 inline constexpr std::string_view ruled_text_keys[] = {"num_key_value_heads", "model_max_length", "rope_scaling",
                                                        "rope_parameters"};
 

@@ -1,7 +1,7 @@
 #pragma once
 // Numbers as files store them: the C++ type behind a dtype, and the conversion of one element into the type asked for.
-// Floating-point types are converted by a cast, which must not make a finite number infinite; integers must fit; the two
-// kinds do not mix.
+// Floating-point types are converted by a cast, which must not make a finite number infinite; integers must fit; the
+// two kinds do not mix.
 
 #include <bit>
 #include <cmath>

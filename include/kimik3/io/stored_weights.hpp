@@ -2,8 +2,8 @@
 // The parameters of a model in the files of a released checkpoint (spec 9.2): float32, bf16, float16 or float64 under
 // the released names, which may all begin with "language_model."; matrices packed as MXFP4 (name_packed, name_scale);
 // A_log as [H] or [1, 1, H, 1], padded with zeros behind the last head; lm_head beside a tied embedding where the two
-// are equal. The constructor holds every name, type and shape against the model: what is missing, unknown or misshapen is
-// an Error that names the tensor. Tensors of the released vision part (vision_tower., mm_projector.) are left alone.
+// are equal. The constructor holds every name and shape against the model: what is missing, unknown or misshapen is an
+// Error that names the tensor. Tensors of the released vision part (vision_tower., mm_projector.) are left alone.
 
 #include <fmt/format.h>
 
@@ -23,8 +23,8 @@ inline constexpr std::string_view language_prefix = "language_model.";
 
 class StoredWeights {
 public:
-    /// head_is_embedding: the checkpoint is known to be of a tied model, so a head of the model's own is filled with the
-    /// embedding where the files have none. parameters must outlive this.
+    /// head_is_embedding: the checkpoint is known to be of a tied model, so a head of the model's own is filled with
+    /// the embedding where the files have none. parameters must outlive this.
     StoredWeights(const std::filesystem::path& path, const std::vector<ParameterInfo>& parameters,
                   bool head_is_embedding = false)
         : files_(path), parameters_(parameters), head_is_embedding_(head_is_embedding) {
@@ -55,7 +55,9 @@ private:
         return copied ? prefix_ + embedding_name : name;
     }
 
-    bool is_packed(const std::string& name) const { return !files_.contains(name) && files_.contains(name + "_packed"); }
+    bool is_packed(const std::string& name) const {
+        return !files_.contains(name) && files_.contains(name + "_packed");
+    }
 
     static bool is_a_log(const ParameterInfo& tensor) { return tensor.name.ends_with("A_log"); }
 
@@ -129,9 +131,9 @@ private:
             files_.read_part(name + "_packed", row * bytes, packed.data(), bytes);
             files_.read_part(name + "_scale", row * groups, scales.data(), groups);
             for (const std::uint8_t scale : scales)
-                require(scale <= mxfp4_largest_scale, "tensor '{}_scale' of '{}' has the scale {} in row {}; at most {} "
-                        "is a finite number", detail::shown_name(name), files_.path(), int{scale}, row,
-                        mxfp4_largest_scale);
+                require(scale <= mxfp4_largest_scale,
+                        "tensor '{}_scale' of '{}' has the scale {} in row {}; at most {} is a finite number",
+                        detail::shown_name(name), files_.path(), int{scale}, row, mxfp4_largest_scale);
             unpack_mxfp4<A>(packed, scales, values + row * cols);
         }
     }

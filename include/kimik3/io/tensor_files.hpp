@@ -18,7 +18,7 @@ namespace kimik3 {
 
 class TensorFiles {
 public:
-    /// path: a safetensors file, or a folder with model.safetensors or with model.safetensors.index.json and its shards.
+    /// path: a safetensors file, or a folder with model.safetensors or with model.safetensors.index.json and shards.
     explicit TensorFiles(const std::filesystem::path& path) : path_(path.string()) {
         const bool folder = std::filesystem::is_directory(path);
         const bool one = folder && std::filesystem::exists(path / weights_file);
@@ -69,7 +69,8 @@ private:
         std::map<std::string_view, std::size_t> numbers;  // of the files
         for (const auto& entry : index.files) numbers.emplace(entry.second, 0);
         require(!one || numbers.contains(weights_file),
-                "'{}' holds {} and an index that does not name it: which of them are the weights?", path_, weights_file);
+                "'{}' holds {} and an index that does not name it: which of them are the weights?", path_,
+                weights_file);
         files_.reserve(numbers.size());  // names in places_ are those in the files
         for (auto& [name, number] : numbers) {
             number = files_.size();

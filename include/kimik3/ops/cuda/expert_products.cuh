@@ -165,7 +165,8 @@ void expert_products_backward(const Context<Cuda>& ctx, In<T> du, In<T> w1, In<T
         }
         for (Index c = team.rank; c < inner; c += team.size) {
             rows.hidden(row, c) *= weight;
-            const SituGradient<T> gradient = form.gradient(rows.gate(row, c), rows.up(row, c), dhidden(row, c) * weight);
+            const SituGradient<T> gradient =
+                form.gradient(rows.gate(row, c), rows.up(row, c), dhidden(row, c) * weight);
             rows.gate(row, c) = gradient.gate;
             rows.up(row, c) = gradient.up;
         }
