@@ -1,6 +1,7 @@
 // kimik3-convert: a checkpoint -> a GGUF file that llama.cpp runs.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -8,7 +9,7 @@
 #include "kimik3/io/checkpoint_files.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/gguf_model.hpp"
-#include "kimik3/io/safetensors.hpp"
+#include "kimik3/io/stored_weights.hpp"
 #include "kimik3/model/runtime_parameters.hpp"
 #include "terminal.hpp"
 
@@ -34,11 +35,11 @@ std::optional<Tokenizer> tokenizer_of(const Options& options, const fs::path& ch
 }
 
 /// Every parameter, each at its offset.
-std::vector<float> read_weights(const std::string& path, const std::vector<ParameterInfo>& parameters) {
-    const SafetensorsFile file(path);
-    std::vector<float> weights(to_size(parameters.back().offset + parameters.back().count));
-    for (const ParameterInfo& tensor : parameters)
-        file.read(tensor.name, weights.data() + tensor.offset, tensor.count);
+std::vector<float> read_weights(const fs::path& checkpoint, const std::vector<ParameterInfo>& parameters) {
+    Index size = 0;
+    for (const ParameterInfo& tensor : parameters) size = (std::max)(size, tensor.offset + tensor.count);
+    std::vector<float> weights(to_size(size));
+    StoredWeights(checkpoint, parameters).read(weights.data());
     return weights;
 }
 
@@ -60,7 +61,7 @@ void convert(const Options& options) {
     model.pre = options.pre;
     model.name = options.name.empty() ? fs::absolute(options.out).stem().string() : options.name;
     const std::vector<ParameterInfo> parameters = parameters_of(config);
-    const std::vector<float> weights = read_weights((checkpoint / "model.safetensors").string(), parameters);
+    const std::vector<float> weights = read_weights(checkpoint, parameters);
     const GgufModelReport report =
         write_gguf_model(options.out.string(), config, parameters, weights.data(), model);
 

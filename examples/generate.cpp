@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
         if (arguments.prompts.empty()) arguments.prompts.emplace_back();
         const std::string config = (kimik3::find_checkpoint(arguments.checkpoint) / "config.json").string();
         const bool whole = kimik3::with_preset(kimik3::read_config_json(config), "the model of '" + config + "'",
-                                               [&](auto programs) { return programs.generate(arguments); });
+                                               [&](auto programs) { return programs.generate(arguments); }, config);
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "kimik3-generate: %s\n", problem.what());

@@ -1,6 +1,7 @@
 #pragma once
 // Everything that reads and writes files of models, and the models: link kimik3::io.
 
+#include "kimik3/config/preset_code.hpp"
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/gguf_model.hpp"

@@ -10,6 +10,8 @@ constexpr ModelConfig plain = [] {
     ModelConfig c = presets::golden;
     c.kda_implementation = KdaImplementation::chunkwise;
     c.kda_gate = DecayGate::softplus;
+    c.q_lora_rank = c.moe_latent_size = 0;
+    c.hidden_act = Activation::silu;
     c.attn_res = c.tie_embeddings = c.kda_output_gate = c.mla_output_gate = c.latent_norm = c.moe_renormalize = false;
     return c;
 }();
@@ -23,5 +25,8 @@ template class kimik3::Trainer<Reference>;
 template class kimik3::Generation<Plain>;
 template class kimik3::BatchGeneration<Reference>;
 template void kimik3::save_model(const std::filesystem::path&, const Plain&, const std::vector<std::filesystem::path>&);
+template void kimik3::write_weights(const std::filesystem::path&, const Reference&, const WeightsFormat&,
+                                    const std::vector<std::filesystem::path>&);
 template void kimik3::load_model(const std::filesystem::path&, Plain&);
+template void kimik3::load_weights(const std::filesystem::path&, Reference&);
 template void kimik3::load_checkpoint(const std::filesystem::path&, Trainer<Reference>&);

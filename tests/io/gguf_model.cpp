@@ -140,6 +140,12 @@ BOOST_AUTO_TEST_CASE(switches_that_llama_cpp_has_are_written_as_it_reads_them) {
               [](const GgufFile& file, const Numbers&) {
                   BOOST_TEST(file.find_key("kimi-k3.kda.gate_lower_bound") == nullptr);
               });
+    with_file(golden_but([](ModelConfig& c) { c.q_lora_rank = c.moe_latent_size = 0; }),
+              [](const GgufFile& file, const Numbers&) {
+                  BOOST_TEST(file.tensors().contains("blk.3.attn_q.weight"));
+                  BOOST_TEST(!file.tensors().contains("blk.3.attn_q_a.weight"));
+                  BOOST_TEST(!file.tensors().contains("blk.1.ffn_routed_up.weight"));
+              });
     with_file(golden_but([](ModelConfig& c) { c.tie_embeddings = false; }), [](const GgufFile& file, const Numbers& n) {
         const auto head = n.of("lm_head.weight");
         BOOST_TEST((read(file, "output.weight") == std::vector<float>(head.begin(), head.end())));
@@ -158,6 +164,8 @@ BOOST_AUTO_TEST_CASE(what_llama_cpp_cannot_express_is_refused_with_a_sentence_an
     refused([](ModelConfig& c) { c.kda_heads = 2; }, "as many heads in KDA as in MLA; this model has 2 and 3");
     refused([](ModelConfig& c) { c.kda_gate_rank = 8; }, "rank is the size of a head, 16; this model's rank is 8");
     refused([](ModelConfig& c) { c.kda_output_gate = false; }, "has an output gate in KDA; this model has none");
+    refused([](ModelConfig& c) { c.kda_output_gate_rank = 8; }, "of full rank in KDA; this model's has rank 8");
+    refused([](ModelConfig& c) { c.hidden_act = Activation::silu; }, "the activation situ; this model has silu");
     refused([](ModelConfig& c) { c.kda_conv_size = 1; }, "a short convolution of 2 taps or more; this model's has 1");
     refused([](ModelConfig& c) { c.layer_types = "MMMMM"; }, "layers of both kinds, KDA and MLA; this model has MMMMM");
     refused([](ModelConfig& c) { c.num_experts = 1025; }, "at most 1024 experts; this model has 1025");

@@ -103,9 +103,13 @@ private:
 
     void mla() {
         const float scale = static_cast<float>(std::sqrt(c_.rms_norm_eps / c_.mla_lora_norm_eps));
-        scaled("attn_q_a.weight", "self_attn.q_a_proj.weight", c_.q_lora_rank, scale);
-        exact("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight");
-        matrix("attn_q_b.weight", "self_attn.q_b_proj.weight");
+        if (c_.q_lora_rank > 0) {
+            scaled("attn_q_a.weight", "self_attn.q_a_proj.weight", c_.q_lora_rank, scale);
+            exact("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight");
+            matrix("attn_q_b.weight", "self_attn.q_b_proj.weight");
+        } else {
+            matrix("attn_q.weight", "self_attn.q_proj.weight");
+        }
         scaled("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", c_.kv_lora_rank, scale);
         exact("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight");
         keys_and_values();
@@ -143,10 +147,12 @@ private:
         experts("ffn_gate_exps.weight", "w1");
         experts("ffn_up_exps.weight", "w3");
         experts("ffn_down_exps.weight", "w2");
-        matrix("ffn_routed_down.weight", "block_sparse_moe.routed_expert_down_proj.weight");
-        if (c_.latent_norm) exact("ffn_routed_norm.weight", "block_sparse_moe.routed_expert_norm.weight");
-        matrix("ffn_routed_up.weight", "block_sparse_moe.routed_expert_up_proj.weight");
-        feed_forward("block_sparse_moe.shared_experts.", "_shexp");
+        if (c_.moe_latent_size > 0) {
+            matrix("ffn_routed_down.weight", "block_sparse_moe.routed_expert_down_proj.weight");
+            if (c_.latent_norm) exact("ffn_routed_norm.weight", "block_sparse_moe.routed_expert_norm.weight");
+            matrix("ffn_routed_up.weight", "block_sparse_moe.routed_expert_up_proj.weight");
+        }
+        if (c_.num_shared_experts > 0) feed_forward("block_sparse_moe.shared_experts.", "_shexp");
     }
 
     void experts(const std::string& name, const char* which) {
@@ -266,7 +272,7 @@ inline GgufMetadata gguf_model_keys(const ModelConfig& c, const GgufModelOptions
     count("attention.value_length", c.kv_lora_rank);
     count("attention.key_length_mla", c.qk_head_dim());
     count("attention.value_length_mla", c.v_head_dim);
-    count("attention.q_lora_rank", c.q_lora_rank);
+    if (c.q_lora_rank > 0) count("attention.q_lora_rank", c.q_lora_rank);
     count("attention.kv_lora_rank", c.kv_lora_rank);
     count("rope.dimension_count", c.qk_rope_head_dim);
     count("ssm.conv_kernel", c.kda_conv_size);
@@ -277,7 +283,7 @@ inline GgufMetadata gguf_model_keys(const ModelConfig& c, const GgufModelOptions
     count("expert_used_count", has_moe(c) ? c.num_experts_per_token : 0);
     count("expert_shared_count", c.num_shared_experts);
     count("expert_feed_forward_length", c.moe_intermediate_size);
-    count("expert_latent_length", c.moe_latent_size);
+    if (c.moe_latent_size > 0) count("expert_latent_length", c.moe_latent_size);
     count("expert_gating_func", 2);  // sigmoid
     real("expert_weights_scale", c.routed_scaling_factor);
     keys.emplace_back("kimi-k3.expert_weights_norm", c.moe_renormalize);
@@ -301,6 +307,10 @@ inline void check_gguf_config(const ModelConfig& c) {
             "llama.cpp's kimi-k3 has a KDA gate whose rank is the size of a head, {}; this model's rank is {}",
             c.kda_head_dim, c.kda_gate_rank);
     require(c.kda_output_gate, "llama.cpp's kimi-k3 has an output gate in KDA; this model has none");
+    require(c.kda_output_gate_rank == 0, "llama.cpp's kimi-k3 has an output gate of full rank in KDA; this model's has "
+            "rank {}", c.kda_output_gate_rank);
+    require(c.hidden_act == Activation::situ, "llama.cpp's kimi-k3 has the activation situ; this model has {}",
+            detail::shown(c.hidden_act));
     require(c.kda_conv_size >= 2, "llama.cpp's kimi-k3 has a short convolution of 2 taps or more; this model's has {}",
             c.kda_conv_size);
     constexpr int most_experts = 1024;

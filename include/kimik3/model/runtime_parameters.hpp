@@ -10,9 +10,9 @@ namespace kimik3 {
 namespace detail {
 
 template <class Attention, class FeedForward>
-void add_block_parameters(const ModelConfig& c, const std::string& prefix, ParameterTable& table) {
+void visit_block(const ModelConfig& c, FieldBinder<float, float>& visit) {
     typename BlockLayer<DecoderBlock<Attention, FeedForward>, Cpu, float>::template ParamsOf<float, float> block;
-    block.fields(c, PrefixedVisit(prefix, table));
+    block.fields(c, visit);
 }
 
 }  // namespace detail
@@ -21,15 +21,16 @@ void add_block_parameters(const ModelConfig& c, const std::string& prefix, Param
 inline std::vector<ParameterInfo> parameters_of(const ModelConfig& c) {
     check_invariants(c);
     ParameterTable table;
+    FieldBinder<float, float> visit(table);
     ModelParams<LayerList<>, Cpu, float, float> outside;
-    outside.fields(c, table);
+    outside.fields(c, visit);
     for (Index layer = 0; layer < c.num_layers; ++layer) {
-        const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+        const auto scope = visit.within("model.layers." + std::to_string(layer) + ".");
         const bool kda = c.layer_types[layer] == Kda::letter, dense = layer < c.num_dense_layers;
-        if (kda && dense) detail::add_block_parameters<Kda, DenseFfn>(c, prefix, table);
-        else if (kda) detail::add_block_parameters<Kda, LatentMoe>(c, prefix, table);
-        else if (dense) detail::add_block_parameters<GatedMla, DenseFfn>(c, prefix, table);
-        else detail::add_block_parameters<GatedMla, LatentMoe>(c, prefix, table);
+        if (kda && dense) detail::visit_block<Kda, DenseFfn>(c, visit);
+        else if (kda) detail::visit_block<Kda, LatentMoe>(c, visit);
+        else if (dense) detail::visit_block<GatedMla, DenseFfn>(c, visit);
+        else detail::visit_block<GatedMla, LatentMoe>(c, visit);
     }
     return table.entries();
 }
