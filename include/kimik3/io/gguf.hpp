@@ -67,7 +67,7 @@ public:
                     return held;
                 } else if constexpr (std::is_same_v<T, Index> && std::is_integral_v<Held> &&
                                      !std::is_same_v<Held, bool>) {
-                    if (std::in_range<Index>(held)) return static_cast<Index>(held);
+                    if (std::in_range<Index>(held)) return static_cast<T>(held);
                 }
                 fail("'{}': key '{}' is {} and cannot be taken as {}", path(), key, detail::gguf_kind(value->index()),
                      detail::gguf_kind(GgufValue(T{}).index()));
