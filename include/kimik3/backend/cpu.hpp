@@ -99,7 +99,7 @@ private:
     static void wait_a_little(int turn) {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
         __builtin_ia32_pause();
-        if (turn % 64 != 63) return;
+        if (turn % 1024 != 1023) return;
 #endif
         std::this_thread::yield();
     }

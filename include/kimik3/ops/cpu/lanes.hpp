@@ -131,17 +131,27 @@ inline void for_lanes(Index count, Body&& body) {
     for (Index begin = 0; begin < count; begin += lane_width<T>) body(LaneAt{begin, count - begin});
 }
 
+/// The same with two kinds of lane: compiled twice, for bodies so short that asking at every load would be felt.
+template <class T, class Body>
+inline void for_whole_lanes_and_rest(Index count, Body&& body) {
+    Index begin = 0;
+    for (; begin + lane_width<T> <= count; begin += lane_width<T>) body(WholeLane{begin});
+    if (begin < count) body(LaneAt{begin, count - begin});
+}
+
 /// Sum over count elements of term(at), a lane each; terms of the padding must be zero.
 template <class T, class Term>
 inline T sum_lanes(Index count, Term&& term) {
     Lane<T> total = lane(T(0));
-    for_lanes<T>(count, [&](auto at) { total += term(at); });
+    for_lanes<T>(count, [&](LaneAt at) { total += term(at); });
     return total.sum();
 }
 
 template <class T>
 inline T dot(const T* a, const T* b, Index count) {
-    return sum_lanes<T>(count, [&](auto at) -> Lane<T> { return at.load(a) * at.load(b); });
+    Lane<T> total = lane(T(0));
+    for_whole_lanes_and_rest<T>(count, [&](auto at) { total += at.load(a) * at.load(b); });
+    return total.sum();
 }
 
 /// total[c] += sum over rows of term(r, at), for all columns. Threads own columns, so the sum has one order.
