@@ -6,12 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "io/files.hpp"
-#include "kimik3/config/presets.hpp"
-#include "kimik3/io/checkpoint.hpp"
-#include "kimik3/model/initialise.hpp"
-#include "kimik3/model/model_params.hpp"
-#include "kimik3/model/parameter_layout.hpp"
 #include "support/file_size_limit.hpp"
+#include "support/stored_model.hpp"
 
 namespace fs = std::filesystem;
 using namespace kimik3;
@@ -30,27 +26,6 @@ constexpr ModelConfig packable = [] {
     c.moe_latent_size = 32, c.moe_intermediate_size = 64, c.num_layers = 2, c.layer_types = "KM";
     return c;
 }();
-
-/// What files are written from and read into: the parameters of KimiK3<config, Cpu, T> and nothing else of it.
-template <ModelConfig config_value, class T>
-class Stored {
-public:
-    using A = T;
-    using BackendTag = Cpu;
-    static constexpr ModelConfig config = config_value;
-
-    explicit Stored(std::uint64_t seed) {
-        ModelParams<schedule_of<config>, Cpu, T, T>().fields(config, FieldBinder<T, T>(table_));
-        weights_.resize(to_size(table_.size()));
-        initialise(Context<Cpu>(1), table_.entries(), config.init_std, seed, weights());
-    }
-    const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
-    VectorView<T> weights() const { return {weights_.data(), static_cast<Index>(weights_.size())}; }
-
-private:
-    ParameterTable table_;
-    mutable std::vector<T> weights_;
-};
 
 template <ModelConfig config, class T = float>
 Stored<config, T> model_of(std::uint64_t seed) {
