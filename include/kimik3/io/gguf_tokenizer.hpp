@@ -5,6 +5,7 @@
 // holds (src/llama-vocab.cpp there), of which the table below has the common ones. As everywhere in this library no
 // token is put around a text: add_bos_token is written as false and not carried out.
 
+#include <algorithm>
 #include <span>
 
 #include "kimik3/io/gguf.hpp"
