@@ -10,6 +10,7 @@ if(KIMIK3_IO)
     install(EXPORT kimik3_io NAMESPACE kimik3:: FILE kimik3_io.cmake DESTINATION ${destination})
     install(FILES cmake/FindPCRE2.cmake DESTINATION ${destination})
 endif()
+install(FILES cmake/kimik3AddPreset.cmake cmake/write_preset.cpp DESTINATION ${destination})
 configure_file(cmake/kimik3Config.cmake.in kimik3Config.cmake @ONLY)
 write_basic_package_version_file(kimik3ConfigVersion.cmake
     VERSION ${KIMIK3_VERSION} COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)

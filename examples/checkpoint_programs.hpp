@@ -18,7 +18,8 @@ inline void describe_checkpoint(CLI::App& app, CheckpointArguments& a) {
     app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")
         ->required();
     app.add_option("--tokenizer", a.tokenizer,
-                   "tokenizer.json or another tokenizer file, or bytes [tokenizer.json of the checkpoint]");
+                   "tokenizer.json or another tokenizer file, also a GGUF file, or bytes [tokenizer.json of the\n"
+                   "checkpoint]");
 }
 
 inline void describe_run(CLI::App& app, CheckpointArguments& a) {
@@ -43,7 +44,7 @@ int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArgu
     }
     try {
         const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
-        return with_preset(read_config_json(config), "the model of '" + config + "'", body) ? 0 : 130;
+        return with_preset(read_config_json(config), "the model of '" + config + "'", body, config) ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
         return 1;

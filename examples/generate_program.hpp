@@ -7,6 +7,7 @@
 
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
+#include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/kimik3.hpp"
 #include "open_tokenizer.hpp"
 #include "terminal.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kimik3/config/presets.hpp"
+#include "program_preset_headers.hpp"
 
 namespace kimik3 {
 
@@ -77,16 +78,33 @@ inline std::string program_presets() {
     return names;
 }
 
+/// The preset of that name that these programs hold, or Error with their names.
+inline const ModelConfig& program_preset(std::string_view wanted) {
+#define KIMIK3_PROGRAM_PRESET(name) \
+    if (wanted == #name) return presets::name;
+#include "program_presets.inc"
+#undef KIMIK3_PROGRAM_PRESET
+    fail("the presets of this program are {}; there is none named \"{}\"; CMake's KIMIK3_PROGRAM_PRESETS names them",
+         program_presets(), wanted);
+}
+
 /// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error, which calls
-/// it source.
+/// it source, names the nearest preset and, where the path of a config.json is given, says how it becomes one.
 template <class Body>
-auto with_preset(const ModelConfig& config, const std::string& source, Body&& body) {
+auto with_preset(const ModelConfig& config, const std::string& source, Body&& body,
+                 const std::filesystem::path& config_json = {}) {
 #define KIMIK3_PROGRAM_PRESET(name) \
     if (config == presets::name) return body(ModelPrograms<presets::name>{});
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
-    fail("{} is none of the presets that this program was built with ({}); CMake's KIMIK3_PROGRAM_PRESETS names them",
-         source, program_presets());
+    std::string advice = "CMake's KIMIK3_PROGRAM_PRESETS names them";
+    if (!config_json.empty()) {
+        const std::string path = std::filesystem::absolute(config_json).string();
+        advice = fmt::format("add to examples/CMakeLists.txt\n    {}\nand build again",
+                             presets::add_preset_line("kimik3_programs", path));
+    }
+    fail("{} is none of the presets that this program was built with ({}); the nearest preset is {}; {}", source,
+         program_presets(), presets::nearest(config).name, advice);
 }
 
 }  // namespace kimik3

@@ -2,6 +2,7 @@
 // The tokenizer of a checkpoint, or the one that the user names beside it.
 
 #include "kimik3/io/checkpoint_files.hpp"
+#include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/text.hpp"
 #include "model_programs.hpp"
 
@@ -13,7 +14,7 @@ inline std::optional<Tokenizer> find_tokenizer(const CheckpointArguments& a, Ind
     if (a.tokenizer.empty() && !std::filesystem::exists(beside)) return {};
     Tokenizer tokenizer = a.tokenizer == "bytes"
                               ? Tokenizer::bytes()
-                              : load_tokenizer((a.tokenizer.empty() ? beside : a.tokenizer).string());
+                              : load_any_tokenizer((a.tokenizer.empty() ? beside : a.tokenizer).string());
     require(tokenizer.vocab_size() <= vocabulary, "the tokenizer has {} tokens, the model's vocabulary only {}",
             tokenizer.vocab_size(), vocabulary);
     return tokenizer;

@@ -17,8 +17,8 @@
 #include "corpus.hpp"
 #include "kimik3/core/rng.hpp"
 #include "kimik3/data/shard.hpp"
+#include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/text/bpe_trainer.hpp"
-#include "kimik3/text/tokenizer_files.hpp"
 #include "terminal.hpp"
 
 namespace fs = std::filesystem;
@@ -189,7 +189,7 @@ private:
         for (const fs::directory_entry& file : fs::directory_iterator(out_)) {
             const std::string name = file.path().filename().string();
             const bool shard = (name.starts_with("train_") || name.starts_with("val_")) && name.ends_with(".bin");
-            if (shard || name == "tokenizer.json") found.push_back(file.path());
+            if (shard || name == "tokenizer.json" || name == "tokenizer_config.json") found.push_back(file.path());
         }
         return found;
     }
@@ -221,7 +221,7 @@ Index vocabulary_to_train(const std::string& tokenizer) {
 
 Tokenizer make_tokenizer(const Options& options, const Corpus& corpus, const Split& split, Index bytes) {
     if (options.tokenizer == "bytes") return Tokenizer::bytes();
-    if (!options.tokenizer.starts_with("train:")) return kimik3::load_tokenizer(options.tokenizer);
+    if (!options.tokenizer.starts_with("train:")) return kimik3::load_any_tokenizer(options.tokenizer);
     kimik3::BpeTrainerOptions training;
     training.vocab_size = vocabulary_to_train(options.tokenizer);
     Progress progress("learning the vocabulary", training.vocab_size);
@@ -251,14 +251,18 @@ void prepare(const Options& options) {
 
     ShardSet train(staging.folder(), "train", tokenizer.vocab_size(), options.shard_tokens);
     ShardSet validation(staging.folder(), "val", tokenizer.vocab_size(), options.shard_tokens);
+    const std::string missing = tokenizer.missing_bytes();
+    Index left_out = 0;
     for_each_part(corpus, split, "encoding", bytes, [&](std::string_view part, bool is_validation, bool is_end) {
+        if (!missing.empty())
+            left_out += std::ranges::count_if(part, [&](char c) { return missing.find(c) != missing.npos; });
         std::vector<std::int32_t> ids = tokenizer.encode(part, kimik3::Specials::as_text);
         if (is_end && end_id) ids.push_back(*end_id);
         (is_validation ? validation : train).append(ids);
     });
     train.finish();
     validation.finish();
-    kimik3::save_tokenizer_json(tokenizer, (staging.folder() / "tokenizer.json").string());
+    kimik3::save_tokenizer(tokenizer, staging.folder());
     staging.publish();
 
     const Index tokens = train.tokens() + validation.tokens();
@@ -266,6 +270,7 @@ void prepare(const Options& options) {
                validation.tokens() > 0 && documents == 1 ? "its tail" : std::to_string(split.chosen()));
     if (options.corpus.skip_bad) fmt::print("bad lines        {} skipped\n", skipped);
     fmt::print("bytes            {}\n", bytes);
+    if (left_out > 0) fmt::print("left out         {} bytes that the vocabulary has no token for\n", left_out);
     fmt::print("vocabulary       {}\n", tokenizer.vocab_size());
     fmt::print("tokens           {} ({} train, {} validation)\n", tokens, train.tokens(), validation.tokens());
     fmt::print("bytes per token  {:.3f}\n", static_cast<double>(bytes) / static_cast<double>(tokens));
@@ -285,8 +290,8 @@ void declare(CLI::App& app, Options& options) {
         ->required();
     app.add_option("--tokenizer", options.tokenizer,
                    "train:SIZE learns a byte-level BPE of that size from the training text;\n"
-                   "bytes is one token a byte; anything else is a tokenizer.json, .tiktoken or\n"
-                   "vocab.json file, or a folder with one")
+                   "bytes is one token a byte; anything else is a tokenizer.json, .tiktoken,\n"
+                   "vocab.json or .gguf file, or a folder with one of the first three")
         ->check(CLI::Validator(check_tokenizer, ""));
     app.add_option("--format", options.corpus.format, "auto: files named .jsonl or .ndjson are JSONL, others are text")
         ->check(CLI::IsMember({"auto", "text", "jsonl"}));

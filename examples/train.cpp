@@ -31,7 +31,7 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
                    "Folder with train_*.bin, val_*.bin and tokenizer.json, as kimik3-prepare writes it")->required();
     app.add_option("--out", a.out, "Folder of the run: checkpoints step-*, best, metrics.csv, report.html")->required();
     app.add_option("--preset", a.preset, "Model: " + kimik3::program_presets())
-        ->check(name_read_by(kimik3::presets::find));
+        ->check(name_read_by(kimik3::program_preset));
     app.add_flag("--resume", a.resume, "Go on from the newest checkpoint in --out; with the same options bit for bit");
 
     app.option_defaults()->group("How long");
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
     }
     arguments.command = kimik3::shown_command(argc, argv);
     try {
-        const bool whole = kimik3::with_preset(kimik3::presets::find(arguments.preset), "--preset " + arguments.preset,
+        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), "--preset " + arguments.preset,
                                                [&](auto programs) { return programs.train(arguments); });
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {

@@ -39,7 +39,8 @@ public:
             validation_.emplace(std::move(shards), seq_);
         }
         read_probe_text();
-        if (std::filesystem::exists(tokenizer_of(a_))) extra_files_.push_back(tokenizer_of(a_));
+        for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+            if (std::filesystem::exists(a_.data / name)) extra_files_.push_back(a_.data / name);
     }
 
     bool run() {

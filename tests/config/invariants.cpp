@@ -109,6 +109,19 @@ BOOST_AUTO_TEST_CASE(the_chunkwise_kda_takes_chunks_of_16_and_the_softplus_gate)
     BOOST_TEST(complaint(config) != "");
 }
 
+BOOST_AUTO_TEST_CASE(ranks_and_latent_width_of_zero_stand_for_none) {
+    ModelConfig config = presets::golden;
+    config.q_lora_rank = config.moe_latent_size = 0;
+    config.kda_output_gate_rank = config.hidden_size - 1;
+    config.hidden_act = Activation::silu;
+    BOOST_TEST(complaint(config) == "");
+    config.q_lora_rank = -1;
+    BOOST_TEST(complaint(config).starts_with("the heads, the ranks and the head sizes of MLA are positive"));
+    config.q_lora_rank = 0;
+    config.kda_output_gate_rank = -1;
+    BOOST_TEST(complaint(config).starts_with("the rank of the KDA output gate is positive and below the hidden width"));
+}
+
 BOOST_AUTO_TEST_CASE(b36_one_expert_a_token_is_taken_without_renormalisation_only) {
     ModelConfig config = presets::golden;
     config.num_experts_per_token = 1;

@@ -5,6 +5,7 @@
 using namespace kimik3;
 
 static_assert(valid<presets::golden> && valid<presets::tiny> && valid<presets::small> && valid<presets::k3_300m>);
+static_assert(valid<presets::linear_tiny> && valid<presets::kimi_linear_48b>);
 
 BOOST_AUTO_TEST_SUITE(presets_by_name)
 
@@ -18,7 +19,8 @@ BOOST_AUTO_TEST_CASE(every_preset_keeps_the_invariants_and_is_found_by_its_name)
 BOOST_AUTO_TEST_CASE(an_unknown_name_is_refused_with_the_list_of_names) {
     BOOST_CHECK_EXCEPTION(presets::find("huge"), Error, [](const Error& error) {
         return std::string_view(error.what()) ==
-               "the presets are golden, tiny, small, k3_300m; there is none named \"huge\"";
+               "the presets are golden, tiny, small, k3_300m, linear_tiny, kimi_linear_48b; there is none named "
+               "\"huge\"";
     });
 }
 

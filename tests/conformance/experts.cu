@@ -74,7 +74,7 @@ BOOST_AUTO_TEST_CASE(dispatch_and_products) {
             check_equal("offset", offset), check_equal("source", source), check_equal("position", position);
 
             const Index latent = shape.latent, inner = shape.inner;
-            const SituBetas betas{4.0, 25.0};
+            const SituBetas betas = k % 2 == 0 ? SituBetas{4.0, 25.0} : SituBetas::swiglu();
             Both z = Both::random(n, latent, 1), w1 = Both::random(e * inner, latent, 2, 0.3),
                  w3 = Both::random(e * inner, latent, 3, 0.3), w2 = Both::random(e * latent, inner, 4, 0.3),
                  p = Both::random(n, k, 5), u(n, latent), du = Both::random(n, latent, 6);

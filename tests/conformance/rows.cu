@@ -75,11 +75,12 @@ BOOST_AUTO_TEST_CASE(situ) {
         Both gate = Both::random(rows, width, 1, 3.0), up = Both::random(rows, width, 2, 3.0),
              dy = Both::random(rows, width, 3);
         Both y(rows, width), dgate(rows, width), dup(rows, width);
-        const SituBetas betas{4.0, 25.0};
-        situ_forward(cpu(), gate.c(), up.c(), betas, y.c()), situ_forward(cuda(), gate.g(), up.g(), betas, y.g());
-        situ_backward(cpu(), dy.c(), gate.c(), up.c(), betas, dgate.c(), dup.c());
-        situ_backward(cuda(), dy.g(), gate.g(), up.g(), betas, dgate.g(), dup.g());
-        check_same("y", y), check_same("dgate", dgate), check_same("dup", dup);
+        for (const SituBetas betas : {SituBetas{4.0, 25.0}, SituBetas::swiglu()}) {
+            situ_forward(cpu(), gate.c(), up.c(), betas, y.c()), situ_forward(cuda(), gate.g(), up.g(), betas, y.g());
+            situ_backward(cpu(), dy.c(), gate.c(), up.c(), betas, dgate.c(), dup.c());
+            situ_backward(cuda(), dy.g(), gate.g(), up.g(), betas, dgate.g(), dup.g());
+            check_same("y", y), check_same("dgate", dgate), check_same("dup", dup);
+        }
     });
 }
 

@@ -1,28 +1,14 @@
 // libFuzzer target: any bytes as a safetensors file. It is opened and, where that is accepted, read whole.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <vector>
 
 #include "kimik3/io/safetensors.hpp"
-
-namespace {
-
-/// A file in memory whose path can be opened.
-std::string memory_file(const std::uint8_t* data, std::size_t size) {
-    static const int descriptor = ::memfd_create("fuzz", 0);
-    if (descriptor < 0 || ::ftruncate(descriptor, 0) != 0) std::abort();
-    if (::pwrite(descriptor, data, size, 0) != static_cast<ssize_t>(size)) std::abort();
-    return "/proc/self/fd/" + std::to_string(descriptor);
-}
-
-}  // namespace
+#include "support/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     try {
-        const kimik3::SafetensorsFile file(memory_file(data, size));
+        const kimik3::SafetensorsFile file(kimik3::test::memory_file(data, size));
         for (const auto& [name, tensor] : file.tensors()) {
             if (tensor.file_offset + tensor.size_bytes > static_cast<kimik3::Index>(size)) std::abort();
             try {

@@ -10,6 +10,8 @@ constexpr ModelConfig plain = [] {
     ModelConfig c = presets::golden;
     c.kda_implementation = KdaImplementation::chunkwise;
     c.kda_gate = DecayGate::softplus;
+    c.q_lora_rank = c.moe_latent_size = 0;
+    c.hidden_act = Activation::silu;
     c.attn_res = c.tie_embeddings = c.kda_output_gate = c.mla_output_gate = c.latent_norm = c.moe_renormalize = false;
     return c;
 }();
@@ -28,5 +30,8 @@ template TextScore kimik3::score_text(Plain&, const Shard&, const TextScoreOptio
 template std::vector<double> kimik3::score_endings(Reference&, std::span<const Ending>, Index);
 template Report kimik3::model_report(const Plain&, std::string);
 template void kimik3::save_model(const std::filesystem::path&, const Plain&, const std::vector<std::filesystem::path>&);
+template void kimik3::write_weights(const std::filesystem::path&, const Reference&, const WeightsFormat&,
+                                    const std::vector<std::filesystem::path>&);
 template void kimik3::load_model(const std::filesystem::path&, Plain&);
+template void kimik3::load_weights(const std::filesystem::path&, Reference&);
 template void kimik3::load_checkpoint(const std::filesystem::path&, Trainer<Reference>&);

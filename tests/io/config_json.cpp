@@ -2,26 +2,16 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "io/files.hpp"
-#include "kimik3/config/presets.hpp"
 #include "kimik3/io/config_json.hpp"
+#include "support/config_walk.hpp"
 
 using namespace kimik3;
 using namespace kimik3::test;
 using Json = nlohmann::json;
 
 namespace {
-
-/// A config that stays legal when any one field changes.
-constexpr ModelConfig roomy = [] {
-    ModelConfig config = presets::golden;
-    config.layer_types = "KKKMM";
-    config.kda_implementation = KdaImplementation::chunkwise;
-    config.kda_lower_bound = -4.5;
-    return config;
-}();
 
 Json as_json(const ModelConfig& config) { return Json::parse(format_config_json(config)); }
 
@@ -31,45 +21,12 @@ std::string reading(const Json& json) {
     return refusal([&] { read(json); });
 }
 
-void change(int& field) { ++field; }
-void change(double& field) { field *= 0.9; }
-void change(bool& field) { field = !field; }
-void change(DecayGate& field) { field = field == DecayGate::bounded ? DecayGate::softplus : DecayGate::bounded; }
-void change(KdaImplementation& field) {
-    field = field == KdaImplementation::fused ? KdaImplementation::chunkwise : KdaImplementation::fused;
-}
-void change(LayerPattern& field) { std::swap(field.letters[1], field.letters[3]); }
-
-/// References to all fields; a field that is added must be added here.
-auto fields_of(ModelConfig& config) {
-    auto& [a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2, c3, c4, c5, c6,
-           c7, c8, c9, d0, d1, d2, d3, d4, d5, d6, d7, d8] = config;
-    return std::tie(a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2, c3, c4,
-                    c5, c6, c7, c8, c9, d0, d1, d2, d3, d4, d5, d6, d7, d8);
-}
-
-/// base with the field at that position changed to another legal value.
-template <std::size_t position>
-ModelConfig with_changed_field(ModelConfig base) {
-    auto& field = std::get<position>(fields_of(base));
-    change(field);
-    if (static_cast<void*>(&field) == &base.num_layers) base.layer_types = "KKKMMK";
-    if (static_cast<void*>(&field) == &base.kda_chunk_size) base.kda_chunk_size = 64;
-    if (static_cast<void*>(&field) == &base.kda_implementation && base.kda_gate == DecayGate::softplus)
-        base.kda_gate = DecayGate::bounded;
-    return base;
-}
-
 void check_every_field_survives(const ModelConfig& base) {
-    constexpr std::size_t count = std::tuple_size_v<decltype(fields_of(std::declval<ModelConfig&>()))>;
     BOOST_TEST((parse_config_json(format_config_json(base)) == base));
-    [&]<std::size_t... position>(std::index_sequence<position...>) {
-        const auto check = [&](std::size_t at, const ModelConfig& changed) {
-            BOOST_TEST((changed != base), "field " << at << " did not change");
-            BOOST_TEST((parse_config_json(format_config_json(changed)) == changed), "field " << at << " is lost");
-        };
-        (check(position, with_changed_field<position>(base)), ...);
-    }(std::make_index_sequence<count>{});
+    for (const auto& [name, changed] : changed_configs(base)) {
+        BOOST_TEST((changed != base), name << " did not change");
+        BOOST_TEST((parse_config_json(format_config_json(changed)) == changed), name << " is lost");
+    }
 }
 
 /// A file of the released form: text_config inside, the keys that every Hugging Face config carries, nothing of ours.
@@ -97,12 +54,17 @@ BOOST_AUTO_TEST_SUITE(config_json)
 
 BOOST_AUTO_TEST_CASE(every_field_survives_the_round_trip) {
     check_every_field_survives(roomy);
-    ModelConfig off = roomy;
-    off.kda_gate = DecayGate::softplus;
-    off.attn_res = off.tie_embeddings = off.kda_output_gate = off.mla_output_gate = off.latent_norm = false;
-    check_every_field_survives(off);
+    check_every_field_survives(roomy_linear);
+    for (const ModelConfig& base : {roomy, roomy_linear})
+        for (const auto& [name, changed] : changed_configs(base)) check_every_field_survives(changed);
     for (const presets::Named& preset : presets::all)
         BOOST_TEST((parse_config_json(format_config_json(preset.config)) == preset.config), preset.name);
+}
+
+BOOST_AUTO_TEST_CASE(the_walk_over_the_fields_leaves_none_out) {
+    std::vector<const void*> visited;
+    visit_fields(roomy, [&](std::string_view, const auto& field) { visited.push_back(&field); });
+    BOOST_TEST((visited == field_addresses(roomy)));
 }
 
 BOOST_AUTO_TEST_CASE(numbers_survive_to_the_last_bit) {
@@ -145,6 +107,35 @@ BOOST_AUTO_TEST_CASE(the_released_form_is_read) {
     BOOST_TEST((read(flat) == expected));
 }
 
+BOOST_AUTO_TEST_CASE(a_file_of_kimi_linear_is_read) {
+    const Json file = Json::parse(R"({
+        "architectures": ["KimiLinearForCausalLM"], "auto_map": {}, "bos_token_id": 163584, "dtype": "bfloat16",
+        "eos_token_id": 163586, "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304,
+        "initializer_range": 0.02, "intermediate_size": 9216, "kv_lora_rank": 512, "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13,
+        14, 15, 17, 18, 19, 21, 22, 23, 25, 26], "num_heads": 32, "short_conv_kernel_size": 4}, "mla_use_nope": true,
+        "model_max_length": 1048576, "model_type": "kimi_linear", "moe_intermediate_size": 1024, "moe_layer_freq": 1,
+        "moe_renormalize": true, "moe_router_activation_func": "sigmoid", "num_attention_heads": 32,
+        "num_expert_group": 1, "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27,
+        "num_key_value_heads": 32, "num_nextn_predict_layers": 0, "num_shared_experts": 1, "pad_token_id": 163839,
+        "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05,
+        "rope_scaling": null, "rope_theta": 10000.0, "routed_scaling_factor": 2.446, "tie_word_embeddings": false,
+        "topk_group": 1, "transformers_version": "4.56.2", "use_cache": true, "use_grouped_topk": true,
+        "v_head_dim": 128, "vocab_size": 163840})");
+    BOOST_TEST((read(file) == presets::kimi_linear_48b));
+    for (const char* key : {"hidden_act", "model_max_length", "num_experts"}) {
+        Json less = file;
+        less.erase(key);
+        BOOST_TEST(reading(less) != "accepted", key);
+    }
+    Json situ = file;
+    situ["hidden_act"] = "situ";  // then its betas are needed
+    BOOST_TEST(contains(reading(situ), "has no 'activation_situ_beta'"));
+    Json latent = file;
+    latent["routed_expert_hidden_size"] = 1024;
+    BOOST_TEST(contains(reading(latent), "has no 'latent_moe_use_norm'"));
+}
+
 BOOST_AUTO_TEST_CASE(b16_an_unknown_key_is_refused_with_the_nearest) {
     const auto with = [](const char* pointer) {
         Json json = released();
@@ -169,8 +160,8 @@ BOOST_AUTO_TEST_CASE(b23_an_unknown_word_is_refused_with_the_valid_ones) {
     };
     BOOST_TEST(contains(with("/text_config/kimik3/kda_implementation", "fussed"),
                         R"('kimik3.kda_implementation' must be "chunkwise" or "fused", it is "fussed")"));
-    BOOST_TEST(contains(with("/text_config/hidden_act", "silu"),
-                        R"('hidden_act' must be one of ["situ"], it is "silu")"));
+    BOOST_TEST(contains(with("/text_config/hidden_act", "gelu"),
+                        R"('hidden_act' must be "situ" or "silu", it is "gelu")"));
     BOOST_TEST(contains(with("/text_config/dtype", "bf16"), R"(["float32","bfloat16","float16","float64"])"));
     BOOST_TEST(contains(with("/text_config/moe_router_activation_func", "softmax"), R"(one of ["sigmoid"])"));
     BOOST_TEST(contains(with("/text_config/model_type", "kimi_k2"), R"(one of ["kimi_linear"])"));
@@ -185,7 +176,10 @@ BOOST_AUTO_TEST_CASE(b23_what_the_architecture_does_not_do_is_refused) {
         return reading(json);
     };
     BOOST_TEST(contains(with("/text_config/mla_use_nope", false), "'mla_use_nope' must be one of [true], it is false"));
-    BOOST_TEST(contains(with("/text_config/linear_attn_config/use_full_rank_gate", false), "must be one of [true]"));
+    BOOST_TEST(contains(with("/text_config/kimik3/kda_output_gate_rank", 8),
+                        "use_full_rank_gate' is true, which contradicts 'kimik3.kda_output_gate_rank', 8"));
+    BOOST_TEST(contains(with("/text_config/model_max_length", 64),
+                        "'model_max_length' must be max_position_embeddings, 128, it is 64"));
     BOOST_TEST(contains(with("/text_config/num_nextn_predict_layers", 1), "must be one of [0], it is 1"));
     BOOST_TEST(contains(with("/text_config/num_expert_group", 2), "must be one of [1], it is 2"));
     BOOST_TEST(contains(with("/text_config/num_key_value_heads", 1), "must be num_attention_heads, 3, it is 1"));
@@ -198,7 +192,7 @@ BOOST_AUTO_TEST_CASE(b23_what_the_architecture_does_not_do_is_refused) {
                         "'linear_attn_config.gate_lower_bound' and 'kimik3.gate_lower_bound' cannot both be given"));
     BOOST_TEST(contains(with("/text_config/num_experts_per_token", 8), "a token goes to at least one expert"));
     BOOST_TEST(contains(with("/text_config/linear_attn_config/gate_lower_bound", -6.0), "lies in [-5, 0)"));
-    BOOST_TEST(contains(with("/text_config/q_lora_rank", nullptr), "'q_lora_rank' must be an integer"));
+    BOOST_TEST(contains(with("/text_config/kv_lora_rank", nullptr), "'kv_lora_rank' must be an integer"));
 }
 
 BOOST_AUTO_TEST_CASE(every_key_may_only_be_missing_where_its_absence_means_its_value) {
@@ -214,6 +208,14 @@ BOOST_AUTO_TEST_CASE(every_key_may_only_be_missing_where_its_absence_means_its_v
                 BOOST_TEST((read(json) == presets::golden), entry.key());
             } else if (entry.key() == "attn_res_block_size") {
                 BOOST_TEST(!read(json).attn_res);
+            } else if (entry.key() == "mla_use_output_gate") {
+                BOOST_TEST(!read(json).mla_output_gate);
+            } else if (entry.key() == "q_lora_rank") {
+                BOOST_TEST(read(json).q_lora_rank == 0);
+            } else if (entry.key() == "routed_expert_hidden_size") {
+                BOOST_TEST(read(json).moe_latent_size == 0);
+            } else if (entry.key() == "initializer_range") {
+                BOOST_TEST(read(json).init_std == 0.02);
             } else if (entry.key() == "gate_lower_bound") {
                 BOOST_TEST(contains(reading(json), "the fused KDA needs the bounded decay gate"));
             } else {

@@ -23,6 +23,10 @@ std::vector<ModelConfig> configs() {
     all.push_back(config_of(KdaImplementation::fused));
     all.back().kda_output_gate = false;
     all.back().kda_conv_size = 1;
+    all.push_back(all[2]);
+    all.back().kda_output_gate_rank = 4;
+    all.push_back(config_of(KdaImplementation::fused));
+    all.back().kda_output_gate_rank = 1;
     for (ModelConfig& c : all) c.hidden_size = 10, c.kda_heads = 2, c.kda_head_dim = 5, c.kda_gate_rank = 3;
     return all;
 }
@@ -97,12 +101,17 @@ BOOST_AUTO_TEST_CASE(parameters_are_named_shaped_and_ruled_as_in_the_checkpoint)
         names() ==
         "q_proj.weight k_proj.weight v_proj.weight q_conv1d.weight k_conv1d.weight v_conv1d.weight f_a_proj.weight "
         "f_b_proj.weight b_proj.weight A_log dt_bias g_proj.weight o_norm.weight o_proj.weight ");
+    config.kda_output_gate_rank = 7;
+    BOOST_TEST(names().find("dt_bias g_a_proj.weight g_b_proj.weight o_norm.weight") != std::string::npos);
+    BOOST_TEST((LayerParameters<Layer, float>(config).entry("g_b_proj.weight").shape == std::vector<Index>{48, 7}));
     config.kda_output_gate = false;
-    BOOST_TEST(names().find("g_proj") == std::string::npos);
+    BOOST_TEST(names().find("g_") == std::string::npos);
+    config = config_of(KdaImplementation::fused);
     LayerParameters<Layer, float> fields(config);
     for (const ParameterInfo& entry : fields.entries) {
         const bool conv = entry.name.find("conv1d") != std::string::npos;
         BOOST_TEST(entry.rule.decay == (entry.shape.size() >= 2 && !conv), entry.name);
+        BOOST_TEST(entry.rule.float32 == (entry.shape.size() != 2), entry.name);  // as released
     }
     const std::vector<Index> conv_shape{48, 1, 4};
     BOOST_TEST(fields.entry("k_conv1d.weight").shape == conv_shape, boost::test_tools::per_element());

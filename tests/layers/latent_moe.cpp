@@ -84,7 +84,33 @@ BOOST_AUTO_TEST_CASE(gradients_equal_differences_with_every_switch) {
         check_gradients(with(c, 5, 2, false, true, 1), tokens);
         check_gradients(with(c, 5, 2, true, false, 0), tokens);
         check_gradients(with(c, 5, 4, true, true, 1), tokens);
+        ModelConfig linear = with(c, 5, 2, true, true, 1);
+        linear.moe_latent_size = 0;
+        check_gradients(linear, tokens);
+        linear.hidden_act = Activation::silu;
+        check_gradients(linear, tokens);
+        linear.num_shared_experts = 0;
+        linear.moe_latent_size = 5;
+        check_gradients(linear, tokens);
     }
+}
+
+BOOST_AUTO_TEST_CASE(without_a_latent_width_experts_see_the_input_and_write_the_output) {
+    ModelConfig c = with(small_config(), 5, 2, true, true, 0);
+    c.moe_latent_size = 0;
+    MoeLayer<double> moe(c, 9);
+    moe.forward(Context<Cpu>(2));
+    for (Index n = 0; n < 9; ++n) {
+        for (Index i = 0; i < 7; ++i) {
+            double sum = 0;
+            for (Index j = 0; j < 2; ++j)
+                sum += moe.saved.weights(n, j) * moe.saved.expert.out(moe.saved.dispatch.position(n, j), i);
+            BOOST_TEST(moe.y(n, i) == sum, boost::test_tools::tolerance(1e-13));
+        }
+    }
+    for (const ParameterInfo& entry : moe.fields.entries)
+        BOOST_TEST(entry.name.find("routed_expert") == std::string::npos, entry.name);
+    BOOST_TEST(moe.fields.entry("experts.4.w1.weight").shape == (std::vector<Index>{3, 7}));
 }
 
 BOOST_AUTO_TEST_CASE(b36_one_expert_a_token_without_normalisation_teaches_the_router) {
@@ -118,6 +144,8 @@ BOOST_AUTO_TEST_CASE(every_switch_changes_the_result) {
         result([](ModelConfig& c) { c.rms_norm_eps = 0.1; }),
         result([](ModelConfig& c) { c.num_experts_per_token = 3; }),
         result([](ModelConfig& c) { c.num_shared_experts = 0; }),
+        result([](ModelConfig& c) { c.hidden_act = Activation::silu; }),
+        result([](ModelConfig& c) { c.moe_latent_size = 0; }),
     };
     BOOST_TEST((std::set(results.begin(), results.end()).size() == results.size()));
 }
@@ -310,6 +338,7 @@ BOOST_AUTO_TEST_CASE(the_field_list_has_the_released_names_and_the_optimizer_gro
         BOOST_TEST(
             (entry.rule.muon_blocks == (entry.shape.size() == 2 ? Extents{0} : Extents{})));
         BOOST_TEST(entry.rule.trained == (entry.name != "gate.e_score_correction_bias"));
+        BOOST_TEST(entry.rule.float32 == !entry.rule.trained);
     }
     const MoeLayer<float> plain(with(small_config(), 5, 2, true, false, 0), 1);
     BOOST_TEST(plain.fields.entries.size() == 2u + 2u + 15u);

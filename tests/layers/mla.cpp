@@ -7,9 +7,10 @@
 namespace kimik3::test {
 namespace {
 
-/// Width, ranks, heads, n, r, v: odd ones, ones, and those of the released model.
+/// Width, ranks, heads, n, r, v: odd ones, ones, those of the released model, and without a query rank.
 const ModelConfig configs[] = {mla_config(7, 5, 3, 3, 3, 2, 3), mla_config(3, 2, 2, 1, 1, 1, 1),
-                               mla_config(33, 20, 18, 2, 128, 64, 128), mla_config(40, 24, 33, 9, 5, 3, 4)};
+                               mla_config(33, 20, 18, 2, 128, 64, 128), mla_config(40, 24, 33, 9, 5, 3, 4),
+                               mla_config(11, 0, 5, 3, 3, 2, 5)};
 
 Sequences sizes_of(const std::vector<Index>& lengths, std::vector<Index> slots = {}, std::vector<Index> past = {}) {
     std::vector<Index> offsets{0};
@@ -155,6 +156,10 @@ BOOST_AUTO_TEST_CASE(fields_follow_the_released_checkpoint_and_the_optimizer_rul
                "kv_a_layernorm.weight no decay\nkv_b_proj.weight 3 4 \ng_proj.weight 4 \no_proj.weight 0 \n");
     config.mla_output_gate = false;
     BOOST_TEST(names(config).find("g_proj") == std::string::npos);
+    config.q_lora_rank = 0;
+    BOOST_TEST(names(config) ==
+               "q_proj.weight 5 \nkv_a_proj_with_mqa.weight 0 \nkv_a_layernorm.weight no decay\n"
+               "kv_b_proj.weight 3 4 \no_proj.weight 0 \n");
 }
 
 BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {

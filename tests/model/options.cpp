@@ -1,9 +1,6 @@
 #include <boost/test/unit_test.hpp>
 
-#include <cmath>
-
-#include "kimik3/core/rng.hpp"
-#include "support/models.hpp"
+#include "support/model_gradients.hpp"
 
 using namespace kimik3;
 using namespace kimik3::test;
@@ -24,17 +21,6 @@ const std::vector<std::int32_t> tokens = [] {
     return ids;
 }();
 
-/// Moves what starts at zero or one off it, so that every parameter counts; a tensor's move depends on its name alone.
-template <class Model>
-void enliven(Model& model) {
-    for (const ParameterInfo& tensor : model.parameters()) {
-        if (tensor.rule.init != Init::zeros && tensor.rule.init != Init::ones) continue;
-        Philox random(5, detail::hash_name(tensor.name));
-        for (auto& w : VectorView(model.weights().data + tensor.offset, tensor.count))
-            w += static_cast<typename Model::A>(random.normal() * (tensor.rule.trained ? 0.2 : 0.05));
-    }
-}
-
 template <ModelConfig config>
 std::vector<double> logits_of() {
     KimiK3<config, Cpu, double> model(Context<Cpu>(2), 1);
@@ -50,36 +36,13 @@ void check_that_it_changes(const char* option) {
     BOOST_CHECK_MESSAGE(relative_error(logits_of<config>(), usual) > 1e-6, option << " has no effect");
 }
 
-/// The gradient along a random direction of every tensor, against differences of the loss.
 template <ModelConfig config>
 void check_gradients(const char* variant) {
     KimiK3<config, Cpu, double> model(Context<Cpu>(2), 1);
     enliven(model);
     std::vector<std::int32_t> targets(tokens.rbegin(), tokens.rend());
     targets[4] = ignored_target;
-    model.forward_backward(tokens, targets, 2);
-    for (const ParameterInfo& tensor : model.parameters()) {
-        if (!tensor.rule.trained) continue;
-        const VectorView<double> w(model.weights().data + tensor.offset, tensor.count);
-        const std::vector<double> kept(w.begin(), w.end());
-        std::vector<double> direction(kept.size());
-        Philox random(9, detail::hash_name(tensor.name));
-        double along = 0, size = 0;
-        for (Index i = 0; i < tensor.count; ++i) {
-            direction[to_size(i)] = random.normal() / std::sqrt(static_cast<double>(tensor.count));
-            along += direction[to_size(i)] * model.gradients()[tensor.offset + i];
-            size += std::abs(direction[to_size(i)] * model.gradients()[tensor.offset + i]);
-        }
-        const auto at = [&](double step) {
-            for (Index i = 0; i < tensor.count; ++i) w[i] = kept[to_size(i)] + step * direction[to_size(i)];
-            const double loss = model.evaluate(tokens, targets, 2);
-            std::copy(kept.begin(), kept.end(), w.begin());
-            return loss;
-        };
-        const double h = 1e-5, difference = (8 * (at(h) - at(-h)) - (at(2 * h) - at(-2 * h))) / (12 * h);
-        BOOST_CHECK_MESSAGE(std::abs(difference - along) <= 1e-7 * std::max(size, 1e-2),
-                            variant << ", " << tensor.name << ": " << along << " against " << difference);
-    }
+    check_model_gradients(model, tokens, targets, 2, variant);
 }
 
 constexpr ModelConfig softplus_gate = changed([](ModelConfig& c) { c.kda_gate = DecayGate::softplus; });

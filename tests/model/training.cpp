@@ -1,10 +1,13 @@
 #include <boost/test/unit_test.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "kimik3/core/rng.hpp"
+#include "kimik3/model/runtime_parameters.hpp"
 #include "kimik3/model/summary.hpp"
 #include "support/models.hpp"
 
@@ -241,6 +244,22 @@ BOOST_AUTO_TEST_CASE(b38_parameters_are_counted_by_hand) {
     }
     BOOST_CHECK_EQUAL(parts.total, count.total);
     BOOST_CHECK_EQUAL(parts.active, count.active);
+}
+
+BOOST_AUTO_TEST_CASE(b38_a_config_known_at_run_time_has_the_table_of_its_model) {
+    const auto sorted = [](std::vector<ParameterInfo> table) {
+        std::ranges::sort(table, {}, &ParameterInfo::name);
+        return table;
+    };
+    const auto ours = sorted(parameters_of(Model::config)), models = sorted(Model(Context<Cpu>(1), 1).parameters());
+    BOOST_REQUIRE_EQUAL(ours.size(), models.size());
+    std::set<Index> places;
+    for (std::size_t t = 0; t < ours.size(); ++t) {
+        BOOST_TEST(ours[t].name == models[t].name);
+        BOOST_TEST(ours[t].shape == models[t].shape, boost::test_tools::per_element());
+        places.insert(ours[t].offset);
+    }
+    BOOST_CHECK_EQUAL(places.size(), ours.size());
 }
 
 BOOST_AUTO_TEST_CASE(the_memory_of_a_step_is_known_before_it) {

@@ -44,6 +44,26 @@ BOOST_AUTO_TEST_CASE(gradients_equal_differences) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(infinite_betas_are_swiglu_which_large_betas_come_near) {
+    const Context<Cpu> ctx(2);
+    Matrix<double> gate = Matrix<double>::random(3, 33, 1, 3.0), up = Matrix<double>::random(3, 33, 2, 5.0);
+    Matrix<double> probe = Matrix<double>::random(3, 33, 3), y(3, 33), near(3, 33), dgate(3, 33), dup(3, 33);
+    situ_forward(ctx, gate, up, SituBetas::swiglu(), y.view());
+    for (Index e = 0; e < 99; ++e) {
+        const double g = gate.data()[e];
+        BOOST_TEST(std::abs(y.data()[e] - g / (1.0 + std::exp(-g)) * up.data()[e]) <= 1e-12);
+    }
+    situ_forward(ctx, gate, up, {1e6, 1e6}, near.view());
+    KIMIK3_CHECK_CLOSE(near.values(), y.values(), 1e-8);
+    situ_backward(ctx, probe, gate, up, SituBetas::swiglu(), dgate.view(), dup.view());
+    const auto loss = [&] {
+        situ_forward(ctx, gate, up, SituBetas::swiglu(), y.view());
+        return probed(y, probe);
+    };
+    KIMIK3_CHECK_CLOSE(dgate.values(), difference_gradient(gate.span(), loss), 1e-8);
+    KIMIK3_CHECK_CLOSE(dup.values(), difference_gradient(up.span(), loss), 1e-8);
+}
+
 BOOST_AUTO_TEST_CASE(far_arguments_have_finite_gradients) {
     const Context<Cpu> ctx(1);
     Matrix<float> gate = Matrix<float>::of(1, 4, std::vector{1e30, -1e30, 500.0, -500.0});

@@ -83,6 +83,16 @@ law "no prompt file" ends 1 "'missing.txt' cannot be read" --checkpoint run --pr
 cp -r run/step-00000040 other
 sed -i 's/"num_experts_per_token": 2/"num_experts_per_token": 3/' other/config.json
 law "a model that is no preset" ends 1 "is none of the presets" --checkpoint other --prompt a
+law "with the nearest preset" grep -qF "the nearest preset is tiny" stderr
+law "and the line that adds it" grep -qxF "    kimik3_add_preset(kimik3_programs \"$work/other/config.json\")" stderr
+cp -r run/step-00000040 shards
+mv shards/model.safetensors shards/model-00001-of-00001.safetensors
+header=$(od -An -tu8 -N8 shards/model-00001-of-00001.safetensors)
+names=$(tail -c +9 shards/model-00001-of-00001.safetensors | head -c $header | grep -oE '"[^"]+":\{"dtype"' | cut -d: -f1)
+printf '{"weight_map": {%s}}' "$(sed 's/$/: "model-00001-of-00001.safetensors"/' <<< "$names" | paste -sd,)" > shards/model.safetensors.index.json
+law "a checkpoint with an index" ends 0 "Sentence" --checkpoint shards --prompt Sentence --max-tokens 1
+sed -i 's/"model.norm.weight"/"model.norms.weight"/' shards/model.safetensors.index.json
+law "an index that lies" ends 1 "model.norm.weight" --checkpoint shards --prompt a
 cp -r run/step-00000040 cut
 truncate -s 100000 cut/model.safetensors
 law "a checkpoint that was cut off" ends 1 "cut/model.safetensors" --checkpoint cut --prompt a

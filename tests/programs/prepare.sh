@@ -5,6 +5,7 @@ program=${1:?the program or its folder}
 [ -d "$program" ] && program=$program/kimik3-prepare
 [ -x "$program" ] || exit 77
 program=$(realpath "$program")
+seeds=$(dirname "$(realpath "$0")")/../fuzz/seeds/gguf
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -90,6 +91,12 @@ law "a tokenizer.json is written" test -s t1/tokenizer.json
 law "it is read" ends 0 "vocabulary       300" fox.txt -o t2 --tokenizer t1/tokenizer.json
 law "equal output" diff -r t1 t2
 law "a folder is read" ends 0 "vocabulary       300" fox.txt -o t3 --tokenizer t1
+law "the vocabulary of a GGUF file is read" ends 0 "vocabulary       260" fox.txt -o t5 --tokenizer "$seeds/vocabulary"
+printf 'abcab' >few.txt
+law "bytes without a token are counted" ends 0 "left out         1 bytes" few.txt -o t6 --tokenizer "$seeds/few_bytes" --val-fraction 0
+law "the tokens are the file's" equal "$(ids t6/train_000000.bin)" "2 2 4 "
+law "its end token is kept beside the tokenizer" grep -q '"eos_token": "<s>"' t6/tokenizer_config.json
+law "and read back" ends 0 "tokens           3 (3" few.txt -o t7 --tokenizer t6 --val-fraction 0
 law "so are bytes" ends 0 "vocabulary       257" fox.txt -o t4 --tokenizer o1/tokenizer.json
 law "fewer tokens than bytes" test "$(stat -c %s t1/train_000000.bin)" -lt "$(stat -c %s t4/train_000000.bin)"
 law "standard error is quiet in a file" test ! -s stderr

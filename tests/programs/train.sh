@@ -116,7 +116,7 @@ law "b55 no half checkpoint is left" equal "$(cd full && echo *)" "expert_load.c
 law "help" ends 0 "--weight-decay" --help
 law "no arguments" ends 2 "--data is required"
 law "an unknown option" ends 2 "--nonsense" "${small[@]}" --out e2 --nonsense
-law "an unknown preset" ends 2 "the presets are golden, tiny, small, k3_300m" --data data --out e2 --preset huge
+law "an unknown preset" ends 2 "the presets of this program are golden, tiny" --data data --out e2 --preset huge
 law "an unknown optimizer" ends 2 "one of adamw, muon" "${small[@]}" --out e2 --optimizer sgd
 law "an unknown schedule" ends 2 "one of constant, linear, cosine, wsd" "${small[@]}" --out e2 --schedule step
 law "no steps" ends 2 "--steps" "${small[@]}" --out e2 --steps 0

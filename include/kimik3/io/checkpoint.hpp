@@ -1,17 +1,20 @@
 #pragma once
 // Checkpoints: a folder that is written whole or not at all.
 //   config.json            the model's config under the keys of the released K3
-//   model.safetensors      every parameter under its released name, in the model's own number format
+//   model.safetensors      every parameter under its released name; more than max_shard_bytes of them are
+//                          model-00001-of-0000n.safetensors, ... and model.safetensors.index.json
 //   training.safetensors   the optimizer's state and the run's position; only where a run is to go on from here
 //   tokenizer.json         where the run has one
-// A run's folder holds them as step-00001000, step-00002000, ... (io/checkpoint_files.hpp).
+// A run's folder holds them as step-00001000, step-00002000, ... (io/checkpoint_files.hpp). A folder without
+// training.safetensors is a released checkpoint, to be exchanged with other tools: write_weights and load_model.
 // Loading checks every name, shape and config field before the first number is replaced, and names what does not fit.
 
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kimik3/core/atomic_folder.hpp"
@@ -19,6 +22,7 @@
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
+#include "kimik3/io/stored_weights.hpp"
 #include "kimik3/train/trainer.hpp"
 
 namespace kimik3 {
@@ -86,52 +90,109 @@ inline void require_same_model(ModelConfig stored, const ModelConfig& config, co
 
 }  // namespace detail
 
-/// Writes every parameter of the model under its released name.
-template <class Model>
-void save_weights(const std::string& path, const Model& model) {
-    detail::require_host_memory<Model>();
-    std::vector<TensorToWrite> tensors;
-    for (const ParameterInfo& tensor : model.parameters())
-        tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, model.weights().data + tensor.offset));
-    write_safetensors(path, std::move(tensors), {{"format", "pt"}});
-}
+/// How weights are written.
+struct WeightsFormat {
+    std::optional<DType> dtype{};               // none: the model's own; what the release keeps in float32 stays so
+    std::string prefix{};                       // before every name: none, or language_prefix
+    Index max_shard_bytes = 5'000'000'000;      // of tensors in a file; more go into several with an index
+};
 
 namespace detail {
 
-/// Every parameter of the model as a file holds it, all checked before the first is read.
+/// The model's tensors as the format has them, shared out to files: one or more a file.
 template <class Model>
-std::vector<typename Model::A> read_weights(const std::string& path, const Model& model) {
-    const SafetensorsFile file(path);
-    std::set<std::string_view> wanted;
+std::vector<std::vector<TensorToWrite>> tensors_of_shards(const Model& model, const WeightsFormat& format) {
+    using A = typename Model::A;
+    const DType dtype = format.dtype.value_or(dtype_of<A>), kept = dtype == DType::f64 ? dtype : DType::f32;
+    std::vector<std::vector<TensorToWrite>> shards(1);
+    Index used = 0;
     for (const ParameterInfo& tensor : model.parameters()) {
-        wanted.insert(tensor.name);
-        const std::vector<Index>& shape = file.find(tensor.name).shape;
-        require(shape == tensor.shape, "tensor '{}' of '{}' must have the shape [{}], it has [{}]", tensor.name, path,
-                listed(tensor.shape), listed(shape));
+        const DType stored = tensor.rule.float32 ? kept : dtype;
+        const Index bytes = tensor.count * size_bytes(stored);
+        if (used > 0 && bytes > format.max_shard_bytes - used) shards.emplace_back(), used = 0;
+        shards.back().push_back(tensor_as(stored, format.prefix + tensor.name, tensor.shape,
+                                          static_cast<const A*>(model.weights().data + tensor.offset)));
+        used += bytes;
     }
-    for (const auto& [name, tensor] : file.tensors())
-        require(wanted.contains(name), "'{}' has a tensor '{}' that the model has no place for", path,
-                shown_name(name));
+    return shards;
+}
+
+/// Writes config.json and the weights into a folder that is being filled.
+template <class Model>
+void fill_checkpoint(const std::filesystem::path& folder, const Model& model, const WeightsFormat& format,
+                     const std::vector<std::filesystem::path>& extra_files) {
+    require(format.max_shard_bytes > 0, "a file of weights takes 1 byte or more, got {}", format.max_shard_bytes);
+    require(format.prefix.empty() || format.prefix == language_prefix,
+            "names of tensors begin with '{}' or with nothing, not with '{}'", language_prefix, format.prefix);
+    write_config_json((folder / "config.json").string(), Model::config,
+                      format.dtype.value_or(dtype_of<typename Model::A>));
+    const std::map<std::string, std::string> metadata{{"format", "pt"}};
+    auto shards = tensors_of_shards(model, format);
+    if (shards.size() == 1) {
+        write_safetensors((folder / weights_file).string(), std::move(shards[0]), metadata);
+    } else {
+        CheckpointIndex index{{}, 0};
+        for (std::size_t s = 0; s < shards.size(); ++s) {
+            const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+            for (const TensorToWrite& tensor : shards[s]) {
+                index.files.emplace(tensor.name, file);
+                *index.total_bytes += announced_bytes(tensor.name, tensor.shape, tensor.dtype);
+            }
+            write_safetensors((folder / file).string(), std::move(shards[s]), metadata);
+        }
+        write_text_file((folder / index_file).string(), format_checkpoint_index(index));
+    }
+    for (const auto& file : extra_files) {
+        std::error_code problem;
+        std::filesystem::copy_file(file, folder / file.filename(), problem);
+        require(!problem, "'{}' cannot be copied into the checkpoint '{}': {}", file.string(), folder.string(),
+                problem.message());
+    }
+}
+
+/// All parameters of the model from a file or a folder.
+template <class Model>
+std::vector<typename Model::A> read_weights(const std::filesystem::path& path, const Model& model,
+                                            bool head_is_embedding = false) {
     std::vector<typename Model::A> values(to_size(model.weights().size));
-    for (const ParameterInfo& tensor : model.parameters())
-        file.read(tensor.name, values.data() + tensor.offset, tensor.count);
+    StoredWeights(path, model.parameters(), head_is_embedding).read(values.data());
     return values;
 }
 
-/// The weights of a checkpoint folder whose config is the model's.
-template <class Model>
-std::vector<typename Model::A> read_model(const std::filesystem::path& folder, const Model& model) {
-    const std::string config = (folder / "config.json").string();
-    require_same_model(read_config_json(config), Model::config, config);
-    return read_weights((folder / "model.safetensors").string(), model);
+/// Throws where an export would take the place of files that it does not write itself.
+inline void require_replaceable(const std::filesystem::path& folder,
+                                const std::vector<std::filesystem::path>& extra_files) {
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, absent)) {
+        const std::string name = entry.path().filename().string();
+        const bool ours = name == "config.json" || name == index_file ||
+                          (name.starts_with("model") && name.ends_with(".safetensors")) ||
+                          std::ranges::any_of(extra_files, [&](const auto& file) { return file.filename() == name; });
+        require(ours, "'{}' holds '{}', which would be lost: a folder of weights replaces only a folder of weights",
+                folder.string(), name);
+    }
 }
 
 }  // namespace detail
 
-/// Reads every parameter of the model. The file holds each, in its shape, and nothing else; otherwise an Error names
-/// the tensor and the model stays as it was.
+/// Writes a folder that other tools read as a released checkpoint: config.json, the weights in the format, and
+/// extra_files under their own names. It appears as a whole, in place of an older folder of weights, but not of one
+/// that holds anything else.
 template <class Model>
-void load_weights(const std::string& path, Model& model) {
+void write_weights(const std::filesystem::path& folder, const Model& model, const WeightsFormat& format = {},
+                   const std::vector<std::filesystem::path>& extra_files = {}) {
+    detail::require_host_memory<Model>();
+    detail::require_replaceable(folder, extra_files);
+    AtomicFolder whole(folder);
+    detail::fill_checkpoint(whole.path(), model, format, extra_files);
+    whole.commit();
+}
+
+/// Reads every parameter of the model from a safetensors file or a folder with or without an index, whatever config
+/// stands beside it. The files hold each parameter and nothing else (io/stored_weights.hpp says in which forms);
+/// otherwise an Error names the tensor and the model stays as it was.
+template <class Model>
+void load_weights(const std::filesystem::path& path, Model& model) {
     detail::require_host_memory<Model>();
     std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
 }
@@ -143,20 +204,13 @@ void save_checkpoint(const std::filesystem::path& folder, const Model& model, co
                      const std::vector<std::filesystem::path>& extra_files = {}) {
     detail::require_host_memory<Model>();
     AtomicFolder whole(folder);
-    write_config_json((whole.path() / "config.json").string(), Model::config, dtype_of<typename Model::A>);
-    save_weights((whole.path() / "model.safetensors").string(), model);
+    detail::fill_checkpoint(whole.path(), model, {}, extra_files);
     if (trainer != nullptr) {
         std::vector<TensorToWrite> tensors;
         for (const auto& tensor : trainer->optimizer().state())
             tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, tensor.values.data));
         write_safetensors((whole.path() / "training.safetensors").string(), std::move(tensors),
                           {{"position", detail::position_json(trainer->position())}});
-    }
-    for (const auto& file : extra_files) {
-        std::error_code problem;
-        std::filesystem::copy_file(file, whole.path() / file.filename(), problem);
-        require(!problem, "'{}' cannot be copied into the checkpoint '{}': {}", file.string(), folder.string(),
-                problem.message());
     }
     whole.commit();
 }
@@ -168,10 +222,17 @@ void save_model(const std::filesystem::path& folder, const Model& model,
     save_checkpoint(folder, model, static_cast<const Trainer<Model>*>(nullptr), extra_files);
 }
 
-/// Reads the weights of a checkpoint folder whose config is the model's; on an Error the model stays as it was.
+/// Reads the weights of a checkpoint folder, ours or a released one, whose config is the model's; on an Error the model
+/// stays as it was. Of the two only the head may differ: from a tied checkpoint both matrices of an untied model are
+/// filled, and a tied model takes an untied checkpoint whose head equals its embedding.
 template <class Model>
 void load_model(const std::filesystem::path& folder, Model& model) {
-    std::ranges::copy(detail::read_model(folder, model), model.weights().begin());
+    detail::require_host_memory<Model>();
+    const std::string source = (folder / "config.json").string();
+    ModelConfig stored = read_config_json(source);
+    const bool tied = std::exchange(stored.tie_embeddings, Model::config.tie_embeddings);
+    detail::require_same_model(stored, Model::config, source);
+    std::ranges::copy(detail::read_weights(folder, model, tied), model.weights().begin());
 }
 
 /// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is
@@ -184,7 +245,9 @@ void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& traine
     const auto position = file.metadata().find("position");
     require(position != file.metadata().end(), "'{}' does not hold the position of a run", path);
     const TrainingPosition saved = detail::parse_position(position->second, path), before = trainer.position();
-    const auto weights = detail::read_model(folder, trainer.model());
+    const std::string config = (folder / "config.json").string();
+    detail::require_same_model(read_config_json(config), Model::config, config);
+    const auto weights = detail::read_weights(folder, trainer.model());
     trainer.restore(saved);
     try {
         trainer.optimizer().restore(saved.optimizer_steps, file);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,13 +36,16 @@ inline std::vector<std::filesystem::path> checkpoint_folders(const std::filesyst
     return found;
 }
 
+/// The names of a checkpoint's weights: in one file, or in several that the index names.
+inline constexpr std::string_view weights_file = "model.safetensors", index_file = "model.safetensors.index.json";
+
 /// A path that a user gives as a checkpoint: a checkpoint folder, or a run's folder, of which the newest is taken.
 inline std::filesystem::path find_checkpoint(const std::filesystem::path& path) {
-    if (std::filesystem::exists(path / "model.safetensors")) return path;
+    if (std::filesystem::exists(path / weights_file) || std::filesystem::exists(path / index_file)) return path;
     const auto folders = checkpoint_folders(path);
     require(!folders.empty(),
-            "'{}' is neither a checkpoint (a folder with model.safetensors) nor a run with checkpoints (step-...)",
-            path.string());
+            "'{}' is neither a checkpoint (a folder with {} or {}) nor a run with checkpoints (step-...)",
+            path.string(), weights_file, index_file);
     return folders.back();
 }
 

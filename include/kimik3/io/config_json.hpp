@@ -1,15 +1,15 @@
 #pragma once
 // ModelConfig as config.json with the keys of the released K3 (io/config_keys.hpp); fields of ours that K3 has no key
 // for stand in one object "kimik3". Reads the whole file with its "text_config" as well as the text config alone, which
-// is what it writes. Nothing is guessed: a missing key, an unknown one, a value of another type or out of range and two
-// keys that contradict each other are errors that name the key. What was read keeps the rules of config/invariants.hpp.
+// is what it writes, and the files of Kimi Linear. Nothing is guessed: a missing key, an unknown one, a value of
+// another type or out of range and two keys that contradict each other are errors that name the key; only keys whose
+// absence has a meaning to the reference may be missing. What was read keeps the rules of config/invariants.hpp.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +20,7 @@
 #include "kimik3/io/config_keys.hpp"
 #include "kimik3/io/input_file.hpp"
 #include "kimik3/io/nearest_name.hpp"
+#include "kimik3/io/strict_json.hpp"
 
 namespace kimik3 {
 
@@ -57,37 +58,12 @@ inline ModelConfig read_config_json(const std::string& path) {
 }
 
 inline void write_config_json(const std::string& path, const ModelConfig& config, DType dtype = DType::f32) {
-    const std::string text = format_config_json(config, dtype);
-    AtomicFile file(path);
-    file.write(text.data(), text.size());
-    file.commit();
+    write_text_file(path, format_config_json(config, dtype));
 }
 
 namespace detail {
 
 inline std::vector<std::string_view> known_keys(ConfigSection section);
-
-/// The value of a JSON text whose objects do not name a key twice and which nests at most 32 deep.
-inline nlohmann::json parse_json_strictly(const std::string& text, const std::string& source) {
-    using Event = nlohmann::json::parse_event_t;
-    std::vector<std::set<std::string>> keys;
-    const auto check = [&](int depth, Event event, nlohmann::json& value) {
-        require(depth <= 32, "'{}' nests more than 32 deep", source);
-        if (event == Event::object_start) keys.emplace_back();
-        if (event == Event::object_end) keys.pop_back();
-        if (event == Event::key)
-            require(keys.back().insert(value.get<std::string>()).second, "'{}' has the key '{}' twice in one object",
-                    source, shown_name(value.get_ref<const std::string&>()));
-        return true;
-    };
-    // The parser takes a zero for the end of its input.
-    require(text.find('\0') == text.npos, "'{}' has a zero byte", source);
-    try {
-        return nlohmann::json::parse(text, check);
-    } catch (const nlohmann::json::exception& problem) {
-        fail("'{}' is not valid JSON: {}", source, shown_name(problem.what()));
-    }
-}
 
 /// Takes a config out of the parsed file.
 class ConfigReader {
@@ -121,12 +97,20 @@ public:
         });
         config.kda_implementation =
             config.kda_gate == DecayGate::bounded ? config.kda_implementation : KdaImplementation::chunkwise;
+        config.mla_output_gate = false;  // without its key
         visit_config_fields(config, [&](ConfigSection section, std::string_view key, auto& field) {
             const nlohmann::json* value = find(section, key);
-            require(value != nullptr || section == ours, "'{}' has no '{}'", source_, shown(section, key));
+            require(value != nullptr || may_be_missing(section, key), "'{}' has no '{}'", source_,
+                    shown(section, key));
             if (value != nullptr) take(section, key, *value, field);
         });
+        visit_nullable_fields(config, [&](ConfigSection section, std::string_view key, int& number) {
+            const nlohmann::json* value = find(section, key);
+            if (value != nullptr && !value->is_null()) take(section, key, *value, number);
+        });
         if (find(ours, "kda_gate_rank") == nullptr) config.kda_gate_rank = config.kda_head_dim;  // K3's rule
+        read_output_gate(config);
+        read_length(config);
         config.layer_types = read_layers(config.num_layers);
         check_agreement(config);
         return config;
@@ -146,6 +130,18 @@ private:
         if (object(section) == nullptr) return nullptr;
         const auto found = object(section)->find(std::string(key));
         return found != object(section)->end() ? &*found : nullptr;
+    }
+
+    /// Keys whose absence means something to the reference: ours, a switch that is off, a default, or a key that says
+    /// nothing about this model.
+    bool may_be_missing(ConfigSection section, std::string_view key) const {
+        using enum ConfigSection;
+        const auto is_null = [](const nlohmann::json* value) { return value == nullptr || value->is_null(); };
+        const nlohmann::json* activation = find(text, "hidden_act");
+        if (section == ours || key == "mla_use_output_gate" || key == "initializer_range") return true;
+        if (key == "max_position_embeddings") return find(text, "model_max_length") != nullptr;
+        if (key == "latent_moe_use_norm") return is_null(find(text, "routed_expert_hidden_size"));
+        return key.starts_with("activation_situ_") && activation != nullptr && *activation == name_of(Activation::silu);
     }
 
     static std::string shown(ConfigSection section, std::string_view key) {
@@ -177,15 +173,19 @@ private:
         field = value.get<bool>();
     }
 
-    void take(ConfigSection section, std::string_view key, const nlohmann::json& value,
-              KdaImplementation& field) const {
-        for (KdaImplementation each : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
-            if (value == name_of(each)) {
-                field = each;
+    template <class Enum>
+        requires std::is_enum_v<Enum>
+    void take(ConfigSection section, std::string_view key, const nlohmann::json& value, Enum& field) const {
+        std::string valid;
+        for (int each = 0; !name_of(static_cast<Enum>(each)).empty(); ++each) {
+            const std::string_view name = name_of(static_cast<Enum>(each));
+            if (value == name) {
+                field = static_cast<Enum>(each);
                 return;
             }
+            valid += fmt::format("{}\"{}\"", valid.empty() ? "" : " or ", name);
         }
-        refuse(section, key, value, R"("chunkwise" or "fused")");
+        refuse(section, key, value, valid);
     }
 
     /// Every key of the section must be known.
@@ -209,6 +209,33 @@ private:
         const auto valid = nlohmann::json::parse(choice.valid);
         if (std::ranges::find(valid, *value) == valid.end())
             refuse(choice.section, choice.key, *value, "one of " + valid.dump());
+    }
+
+    /// use_full_rank_gate: off where it is missing; then the rank is ours, or the head size as in Kimi Linear.
+    void read_output_gate(ModelConfig& config) const {
+        using enum ConfigSection;
+        bool full = false;
+        if (const nlohmann::json* value = find(linear, "use_full_rank_gate"))
+            take(linear, "use_full_rank_gate", *value, full);
+        if (find(ours, "kda_output_gate_rank") == nullptr)
+            config.kda_output_gate_rank = full ? 0 : config.kda_head_dim;
+        require(full == (config.kda_output_gate_rank == 0),
+                "'{}': '{}' is {}, which contradicts '{}', {} (0 is full rank)", source_,
+                shown(linear, "use_full_rank_gate"), full, shown(ours, "kda_output_gate_rank"),
+                config.kda_output_gate_rank);
+    }
+
+    /// Kimi Linear calls max_position_embeddings model_max_length.
+    void read_length(ModelConfig& config) const {
+        using enum ConfigSection;
+        const nlohmann::json* value = find(text, "model_max_length");
+        if (value == nullptr) return;
+        int length = 0;
+        take(text, "model_max_length", *value, length);
+        if (find(text, "max_position_embeddings") == nullptr) config.max_seq_len = length;
+        if (length != config.max_seq_len)
+            refuse(text, "model_max_length", *value,
+                   fmt::format("max_position_embeddings, {}", config.max_seq_len));
     }
 
     /// The schedule from the two lists of layer numbers, which count from 1.
@@ -276,12 +303,14 @@ inline std::vector<std::string_view> known_keys(ConfigSection section) {
     };
     ModelConfig any;
     visit_config_fields(any, [&](ConfigSection of, std::string_view key, auto&) { add(of, key); });
+    visit_nullable_fields(any, [&](ConfigSection of, std::string_view key, int&) { add(of, key); });
     visit_switched_fields(any, [&](ConfigSection of, std::string_view key, bool&, auto&) {
         add(of, key);
         add(ConfigSection::ours, key);
     });
     for (const ChoiceKey& choice : choice_keys) add(choice.section, choice.key);
-    for (std::string_view key : {"kda_layers", "full_attn_layers"}) add(ConfigSection::linear, key);
+    for (std::string_view key : {"kda_layers", "full_attn_layers", "use_full_rank_gate"})
+        add(ConfigSection::linear, key);
     for (std::string_view key : {"linear_attn_config", "kimik3"}) add(ConfigSection::text, key);
     for (std::string_view key : {"text_config", "tie_word_embeddings"}) add(ConfigSection::outer, key);
     for (std::string_view key : ruled_text_keys) add(ConfigSection::text, key);
@@ -309,10 +338,14 @@ inline std::string format_config(const ModelConfig& config, std::string_view dty
         if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) value = name_of(field);
         else value = field;
     });
+    visit_nullable_fields(config, [&](ConfigSection section, std::string_view key, int number) {
+        object(section)[std::string(key)] = number == 0 ? Json() : Json(number);
+    });
     visit_switched_fields(config, [&](ConfigSection section, std::string_view key, bool on, const auto& number) {
         object(section)[std::string(key)] = nullptr;
         object(on ? section : ConfigSection::ours)[std::string(key)] = number;
     });
+    linear["use_full_rank_gate"] = config.kda_output_gate_rank == 0;
     text["num_key_value_heads"] = config.mla_heads;
     linear["kda_layers"] = linear["full_attn_layers"] = Json::array();
     for (int layer = 0; layer < config.num_layers; ++layer)

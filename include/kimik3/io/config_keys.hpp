@@ -19,8 +19,9 @@ constexpr std::string_view section_name(ConfigSection section) {
 }
 
 /// Calls visit(section, key, field) for every field that has a key of its own and a value in every model. The others
-/// are layer_types (linear_attn_config.kda_layers and .full_attn_layers, counted from 1) and the pairs of a switch and
-/// a number in visit_switched_fields. Keys of the section kimik3 may be missing: the released file has none.
+/// are layer_types (linear_attn_config.kda_layers and .full_attn_layers, counted from 1), the numbers in
+/// visit_nullable_fields and the pairs of a switch and a number in visit_switched_fields. Keys of the section kimik3
+/// may be missing: the released file has none.
 template <class Config, class Visit>
 constexpr void visit_config_fields(Config& c, Visit&& visit) {
     using enum ConfigSection;
@@ -38,7 +39,6 @@ constexpr void visit_config_fields(Config& c, Visit&& visit) {
     visit(linear, "short_conv_kernel_size", c.kda_conv_size);
 
     visit(text, "num_attention_heads", c.mla_heads);
-    visit(text, "q_lora_rank", c.q_lora_rank);
     visit(text, "kv_lora_rank", c.kv_lora_rank);
     visit(text, "qk_nope_head_dim", c.qk_nope_head_dim);
     visit(text, "qk_rope_head_dim", c.qk_rope_head_dim);
@@ -50,18 +50,26 @@ constexpr void visit_config_fields(Config& c, Visit&& visit) {
     visit(text, "num_experts_per_token", c.num_experts_per_token);
     visit(text, "num_shared_experts", c.num_shared_experts);
     visit(text, "moe_intermediate_size", c.moe_intermediate_size);
-    visit(text, "routed_expert_hidden_size", c.moe_latent_size);
     visit(text, "moe_renormalize", c.moe_renormalize);
     visit(text, "latent_moe_use_norm", c.latent_norm);
     visit(text, "routed_scaling_factor", c.routed_scaling_factor);
+    visit(text, "hidden_act", c.hidden_act);
     visit(text, "activation_situ_beta", c.situ_beta);
     visit(text, "activation_situ_linear_beta", c.situ_linear_beta);
 
     visit(ours, "mla_lora_norm_eps", c.mla_lora_norm_eps);
     visit(ours, "kda_gate_rank", c.kda_gate_rank);
     visit(ours, "kda_output_gate", c.kda_output_gate);
+    visit(ours, "kda_output_gate_rank", c.kda_output_gate_rank);
     visit(ours, "kda_implementation", c.kda_implementation);
     visit(ours, "kda_chunk_size", c.kda_chunk_size);
+}
+
+/// Calls visit(section, key, number) for the sizes of projections that a model may lack: 0 here, null or missing there.
+template <class Config, class Visit>
+constexpr void visit_nullable_fields(Config& c, Visit&& visit) {
+    visit(ConfigSection::text, "q_lora_rank", c.q_lora_rank);
+    visit(ConfigSection::text, "routed_expert_hidden_size", c.moe_latent_size);
 }
 
 /// Calls visit(section, key, is_on, number) for the numbers whose absence switches a mechanism off. While it is off the
@@ -89,7 +97,6 @@ inline constexpr std::string_view valid_dtypes = R"(["float32","bfloat16","float
 inline constexpr ChoiceKey choice_keys[] = {
     {ConfigSection::text, "architectures", R"([["KimiLinearForCausalLM"]])", false, true},
     {ConfigSection::text, "model_type", R"(["kimi_linear"])", true, true},
-    {ConfigSection::text, "hidden_act", R"(["situ"])", true, true},
     {ConfigSection::text, "mla_use_nope", "[true]", true, true},
     {ConfigSection::text, "moe_layer_freq", "[1]", false, true},
     {ConfigSection::text, "moe_router_activation_func", R"(["sigmoid"])", false, true},
@@ -104,20 +111,19 @@ inline constexpr ChoiceKey choice_keys[] = {
     {ConfigSection::text, "is_encoder_decoder", "[false]", false, false},
     {ConfigSection::text, "dtype", valid_dtypes, false, false},
     {ConfigSection::text, "torch_dtype", valid_dtypes, false, false},
-    {ConfigSection::linear, "use_full_rank_gate", "[true]", true, true},
     {ConfigSection::outer, "architectures", R"([["KimiK3ForConditionalGeneration"]])", false, false},
     {ConfigSection::outer, "model_type", R"(["kimi_k3"])", false, false},
     {ConfigSection::outer, "dtype", valid_dtypes, false, false},
     {ConfigSection::outer, "torch_dtype", valid_dtypes, false, false},
 };
 
-/// Keys checked by rules of their own: num_key_value_heads equals num_attention_heads; a rope object must not scale,
-/// for that would change the softmax.
-inline constexpr std::string_view ruled_text_keys[] = {"num_key_value_heads", "rope_scaling", "rope_parameters"};
+/// Keys checked by rules of their own: num_key_value_heads equals num_attention_heads; model_max_length is Kimi
+/// Linear's word for max_position_embeddings; a rope object must not scale, for that would change the softmax.
+inline constexpr std::string_view ruled_text_keys[] = {"num_key_value_heads", "model_max_length", "rope_scaling",
+                                                       "rope_parameters"};
 
 /// Keys that say nothing about the text model's arithmetic: token ids, generation defaults, labels, vision, the storage
-/// of quantised tensors (a checkpoint that has them is refused by the names of its tensors), the rotation's base
-/// (nothing is rotated).
+/// of quantised tensors (the names of a checkpoint's tensors tell it), the rotation's base (nothing is rotated).
 inline constexpr std::string_view ignored_text_keys[] = {
     "_name_or_path", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
     "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping",

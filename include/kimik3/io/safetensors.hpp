@@ -19,6 +19,18 @@
 
 namespace kimik3 {
 
+namespace detail {
+/// Error: what is called path has no tensor of that name; shows the nearest of the names, the keys of a map.
+template <class Names>
+[[noreturn]] void fail_without_tensor(const std::string& path, std::string_view name, const Names& names) {
+    std::vector<std::string_view> candidates;
+    for (const auto& entry : names) candidates.push_back(entry.first);
+    const std::string_view nearest = nearest_name(name, candidates);
+    if (nearest.empty()) fail("'{}' has no tensor '{}'", path, shown_name(name));
+    fail("'{}' has no tensor '{}'; the nearest name is '{}'", path, shown_name(name), nearest);
+}
+}  // namespace detail
+
 class SafetensorsFile {
 public:
     /// Throws unless the file is whole and every claim of its header holds.
@@ -40,16 +52,13 @@ public:
 
     const TensorInfo& find(std::string_view name) const {
         const auto found = header_.tensors.find(name);
-        if (found != header_.tensors.end()) return found->second;
-        std::vector<std::string_view> names;
-        for (const auto& entry : header_.tensors) names.push_back(entry.first);
-        const std::string_view nearest = nearest_name(name, names);
-        if (nearest.empty()) fail("'{}' has no tensor '{}'", path(), detail::shown_name(name));
-        fail("'{}' has no tensor '{}'; the nearest name is '{}'", path(), detail::shown_name(name), nearest);
+        if (found == header_.tensors.end()) detail::fail_without_tensor(path(), name, header_.tensors);
+        return found->second;
     }
 
     /// All elements of a tensor, which must be count many, converted to T. Floating-point tensors are read as float,
-    /// double, bf16 or f16 by a cast, integers and booleans as integers that must hold every value, booleans as bool.
+    /// double, bf16 or f16 by a cast that must not make a finite number infinite, integers and booleans as integers that
+    /// must hold every value, booleans as bool.
     template <class T>
     void read(std::string_view name, T* destination, Index count) const {
         const TensorInfo& tensor = find(name);

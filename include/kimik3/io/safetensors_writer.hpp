@@ -19,6 +19,7 @@
 #include "kimik3/core/atomic_file.hpp"
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/io/safetensors_header.hpp"
+#include "kimik3/io/stored_number.hpp"
 
 namespace kimik3 {
 
@@ -36,6 +37,8 @@ struct TensorToWrite {
 
 namespace detail {
 inline Index announced_bytes(const std::string& name, const std::vector<Index>& shape, DType dtype);
+template <class Stored, class T>
+void write_converted(const std::string& name, const T* elements, Index count, const ByteSink& sink);
 inline std::string format_safetensors_header(std::vector<TensorToWrite>& tensors,
                                              const std::map<std::string, std::string>& metadata);
 }  // namespace detail
@@ -46,6 +49,22 @@ TensorToWrite tensor_in_memory(std::string name, std::vector<Index> shape, const
     const Index bytes = detail::announced_bytes(name, shape, dtype_of<T>);
     return {std::move(name), dtype_of<T>, std::move(shape),
             [elements, bytes](const ByteSink& sink) { sink(elements, bytes); }};
+}
+
+/// The same, written in another floating-point format; an Error where a finite element would become infinite.
+template <class T>
+TensorToWrite tensor_as(DType dtype, std::string name, std::vector<Index> shape, const T* elements) {
+    if (dtype == dtype_of<T>) return tensor_in_memory(std::move(name), std::move(shape), elements);
+    TensorToWrite tensor{std::move(name), dtype, std::move(shape), {}};
+    tensor.write_bytes = [elements, dtype, name = tensor.name,
+                          count = detail::announced_bytes(tensor.name, tensor.shape, dtype) / size_bytes(dtype)](
+                             const ByteSink& sink) {
+        detail::with_type(dtype, [&]<class Stored>(std::type_identity<Stored>) {
+            if constexpr (detail::is_float<Stored>) detail::write_converted<Stored>(name, elements, count, sink);
+            else fail("tensor '{}' is written in a floating-point format, {} is none", name, dtype_name(dtype));
+        });
+    };
+    return tensor;
 }
 
 /// Writes the tensors, whose names differ, and the metadata; all strings are UTF-8.
@@ -80,6 +99,20 @@ inline Index announced_bytes(const std::string& name, const std::vector<Index>& 
     const std::optional<Index> count = element_count(shape, dtype);
     require(count.has_value(), "the shape of tensor '{}' has more than 2^63 - 1 bytes", name);
     return *count * kimik3::size_bytes(dtype);
+}
+
+template <class Stored, class T>
+void write_converted(const std::string& name, const T* elements, Index count, const ByteSink& sink) {
+    constexpr Index piece = 1 << 14;
+    std::vector<Stored> buffer(to_size((std::min)(count, piece)));
+    for (Index done = 0; done < count; done += piece) {
+        const Index size = (std::min)(piece, count - done);
+        for (Index e = 0; e < size; ++e)
+            require(convert_element<T>(elements[done + e], buffer[to_size(e)]),
+                    "element {} of tensor '{}' is {}, which {} does not hold", done + e, name,
+                    printable(elements[done + e]), dtype_name(dtype_of<Stored>));
+        sink(buffer.data(), size * static_cast<Index>(sizeof(Stored)));
+    }
 }
 
 /// A JSON string.

@@ -1,8 +1,10 @@
 #pragma once
 // Numbers as files store them: the C++ type behind a dtype, and the conversion of one element into the type asked for.
-// Floating-point types are converted by a cast; integers must fit; the two kinds do not mix.
+// Floating-point types are converted by a cast, which must not make a finite number infinite; integers must fit; the
+// two kinds do not mix.
 
 #include <bit>
+#include <cmath>
 #include <type_traits>
 #include <utility>
 
@@ -43,10 +45,11 @@ void with_type(DType dtype, Body&& body) {
 /// Stores the value in result; false when T does not hold it.
 template <class Stored, class Raw, class T>
 bool convert_element(Raw value, T& result) {
-    if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>) {
-        result = T(static_cast<float>(value));
-    } else if constexpr (is_float<T>) {
-        result = static_cast<T>(value);
+    if constexpr (is_float<T>) {
+        if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>) result = T(static_cast<float>(value));
+        else result = static_cast<T>(value);
+        if constexpr (sizeof(T) < sizeof(Stored) || std::is_same_v<T, f16>)
+            return std::isfinite(static_cast<double>(result)) || !std::isfinite(static_cast<double>(value));
     } else {
         if constexpr (std::is_same_v<Stored, bool>) {
             if (value > 1) return false;

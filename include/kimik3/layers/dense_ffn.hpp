@@ -1,5 +1,6 @@
 #pragma once
-// The dense feed-forward (spec 5): y = W_down SiTU(W_gate x, W_up x), x and y [N, M], inner width F.
+// The dense feed-forward (spec 5): y = W_down SiTU(W_gate x, W_up x), x and y [N, M], inner width F; with
+// Activation::silu SwiGLU in place of SiTU.
 // GatedFfn works at any width: the first layer of the model and the shared experts of Stable LatentMoE both use it.
 
 #include "kimik3/config/model_config.hpp"
@@ -10,6 +11,11 @@
 #include "kimik3/tensor/sequences.hpp"
 
 namespace kimik3 {
+
+/// The form of the gate that a config names.
+inline SituBetas betas_of(const ModelConfig& c) {
+    return c.hidden_act == Activation::silu ? SituBetas::swiglu() : SituBetas{c.situ_beta, c.situ_linear_beta};
+}
 
 template <class Backend, class T>
 struct GatedFfn {
@@ -30,7 +36,7 @@ struct GatedFfn {
 
     struct Saved {
         MatrixView<T> gate, up;  // [N, F]
-        MatrixView<T> hidden;    // [N, F] SiTU(gate, up)
+        MatrixView<T> hidden;    // [N, F] what down_proj reads
 
         static Saved bind(Arena& arena, Index tokens, Index inner) {
             return {arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner)};
@@ -79,12 +85,12 @@ struct DenseFfnLayer {
 
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
-        Ffn::forward(ctx, {c.situ_beta, c.situ_linear_beta}, p, x, y, Add::no, s);
+        Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s);
     }
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
-        Ffn::backward(ctx, {c.situ_beta, c.situ_linear_beta}, p, g, x, dy, dx, Add::no, s);
+        Ffn::backward(ctx, betas_of(c), p, g, x, dy, dx, Add::no, s);
     }
 };
 

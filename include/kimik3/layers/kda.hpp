@@ -2,7 +2,7 @@
 // Kimi Delta Attention as a layer (spec 2), x and y [N, M], H heads of D channels, P = H D:
 //   q, k, v = conv(W x) each, with SiLU;  z = W_fb W_fa x;  b = W_b x
 //   o = KDA(unit q, unit k, v, gate(z; A_log, dt_bias), sigmoid b)
-//   y = W_o (RMSNorm_D(o) sigmoid(W_g x)), the output gate being optional
+//   y = W_o (RMSNorm_D(o) sigmoid(W_g x)), the output gate being optional, and W_g = W_gb W_ga where it has a rank
 // The chunkwise implementation composes one operation a step; the fused one is ops/kda_fused.hpp. A single new token
 // takes the recurrent step in both. Only the one that the type names is compiled.
 
@@ -36,7 +36,8 @@ struct KdaLayer {
         MatrixView<Weight> b_proj;                      // [H, M]
         VectorView<Kept> A_log;                         // [H]
         VectorView<Kept> dt_bias;                       // [P]
-        MatrixView<Weight> g_proj;                      // [P, M], no field without the output gate
+        MatrixView<Weight> g_proj;                      // [P, M] output gate of full rank
+        MatrixView<Weight> g_a_proj, g_b_proj;          // [S, M] and [P, S] output gate of rank S
         VectorView<Kept> o_norm;                        // [D]
         MatrixView<Weight> o_proj;                      // [M, P]
 
@@ -44,7 +45,7 @@ struct KdaLayer {
         void fields(const ModelConfig& c, Visit&& visit) {
             const Index width = c.hidden_size, inner = c.kda_width(), rank = c.kda_gate_rank, taps = c.kda_conv_size;
             const FieldRule per_head{.muon_blocks = {c.kda_head_dim}}, whole{.muon_blocks = {0}};
-            const FieldRule conv{.init = Init::conv, .decay = false, .shape = {inner, 1, taps}};
+            const FieldRule conv{.init = Init::conv, .decay = false, .shape = {inner, 1, taps}, .float32 = true};
             visit("q_proj.weight", q_proj, inner, width, per_head);
             visit("k_proj.weight", k_proj, inner, width, per_head);
             visit("v_proj.weight", v_proj, inner, width, per_head);
@@ -54,10 +55,15 @@ struct KdaLayer {
             visit("f_a_proj.weight", f_a_proj, rank, width, whole);
             visit("f_b_proj.weight", f_b_proj, inner, rank, per_head);
             visit("b_proj.weight", b_proj, Index{c.kda_heads}, width, FieldRule{});
-            visit("A_log", A_log, Index{c.kda_heads}, FieldRule{.init = Init::zeros, .decay = false});
-            visit("dt_bias", dt_bias, inner, FieldRule{.init = Init::dt_bias, .decay = false});
-            if (c.kda_output_gate) visit("g_proj.weight", g_proj, inner, width, per_head);
-            visit("o_norm.weight", o_norm, Index{c.kda_head_dim}, FieldRule{.init = Init::ones, .decay = false});
+            visit("A_log", A_log, Index{c.kda_heads}, FieldRule{.init = Init::zeros, .decay = false, .float32 = true});
+            visit("dt_bias", dt_bias, inner, FieldRule{.init = Init::dt_bias, .decay = false, .float32 = true});
+            if (full_rank_gate(c)) visit("g_proj.weight", g_proj, inner, width, per_head);
+            if (low_rank_gate(c)) {
+                visit("g_a_proj.weight", g_a_proj, Index{c.kda_output_gate_rank}, width, whole);
+                visit("g_b_proj.weight", g_b_proj, inner, Index{c.kda_output_gate_rank}, per_head);
+            }
+            visit("o_norm.weight", o_norm, Index{c.kda_head_dim},
+                  FieldRule{.init = Init::ones, .decay = false, .float32 = true});
             visit("o_proj.weight", o_proj, width, inner, whole);
         }
     };
@@ -74,6 +80,7 @@ struct KdaLayer {
         MatrixView<A> states;            // [chunks, H D D]
         MatrixView<T> o;                 // [N, P] -> the gradient of z
         MatrixView<A> o_r;               // [N, H] of o_norm
+        MatrixView<T> g_low;             // [N, S] W_ga x, output gate of rank S only -> its gradient
         MatrixView<T> gate;              // [N, P], or no columns -> its gradient
         MatrixView<T> normed;            // [N, P] what o_proj reads -> its gradient, then that of o
         // chunkwise only
@@ -89,6 +96,7 @@ struct KdaLayer {
         Saved s{};
         for (MatrixView<T>* m : {&s.q_in, &s.k_in, &s.v_in, &s.q, &s.k, &s.v, &s.z, &s.o, &s.normed}) *m = wide();
         if (c.kda_output_gate) s.gate = wide();
+        if (low_rank_gate(c)) s.g_low = arena.matrix<T>(tokens, c.kda_output_gate_rank);
         s.f_low = arena.matrix<T>(tokens, c.kda_gate_rank);
         s.b = arena.matrix<T>(tokens, heads);
         s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
@@ -134,7 +142,11 @@ struct KdaLayer {
         linear_forward(ctx, x, p.b_proj, s.b);
         // (KDA-9)
         attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
-        if (c.kda_output_gate) linear_forward(ctx, x, p.g_proj, s.gate);
+        if (full_rank_gate(c)) linear_forward(ctx, x, p.g_proj, s.gate);
+        if (low_rank_gate(c)) {
+            linear_forward(ctx, x, p.g_a_proj, s.g_low);
+            linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
+        }
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
     }
@@ -154,10 +166,17 @@ struct KdaLayer {
         matmul_nn(ctx, s.o, p.f_b_proj, s.f_low, Add::no);
         linear_backward(ctx, s.f_low, x, p.f_a_proj, dx, Add::yes, g.f_a_proj);
         linear_backward(ctx, s.b, x, p.b_proj, dx, Add::yes, g.b_proj);
-        if (c.kda_output_gate) linear_backward(ctx, s.gate, x, p.g_proj, dx, Add::yes, g.g_proj);
+        if (full_rank_gate(c)) linear_backward(ctx, s.gate, x, p.g_proj, dx, Add::yes, g.g_proj);
+        if (low_rank_gate(c)) {
+            matmul_tn(ctx, s.gate, s.g_low, g.g_b_proj, Add::yes);
+            matmul_nn(ctx, s.gate, p.g_b_proj, s.g_low, Add::no);
+            linear_backward(ctx, s.g_low, x, p.g_a_proj, dx, Add::yes, g.g_a_proj);
+        }
     }
 
 private:
+    static bool full_rank_gate(const ModelConfig& c) { return c.kda_output_gate && c.kda_output_gate_rank == 0; }
+    static bool low_rank_gate(const ModelConfig& c) { return c.kda_output_gate && c.kda_output_gate_rank > 0; }
     static Index state_size(const ModelConfig& c) { return Index{c.kda_width()} * c.kda_head_dim; }
 
     static KdaFusedForm fused_form(const ModelConfig& c) { return {c.kda_heads, c.kda_chunk_size, c.kda_lower_bound}; }

@@ -2,7 +2,8 @@
 // Stable LatentMoE (spec 6): a router at full width M chooses k of E experts for each token; the experts of inner width
 // F work at latent width L; shared experts, one gated feed-forward of their joint width, see every token.
 //   y = W_up RMSNorm(u) + shared(x),  u = sum over the chosen of p_e E_e(z),  z = W_down x
-//   E_e(z) = w2_e SiTU(w1_e z, w3_e z)
+//   E_e(z) = w2_e SiTU(w1_e z, w3_e z), or with SwiGLU in its place
+// Without a latent width (Kimi Linear) z = x and y = u + shared(x), and L below is M.
 // The norm stands after the sum and before W_up (report Eq. 11). x and y [N, M]. Between forward and backward, count
 // adds the routing to the statistics of quantile balancing: once a token, however often its activations are recomputed.
 
@@ -23,7 +24,7 @@ struct LatentMoeLayer {
     struct ParamsOf {
         MatrixView<Kept> gate;                     // [E, M] the router
         VectorView<Kept> e_score_correction_bias;  // [E] for the choice only
-        MatrixView<Weight> routed_expert_down_proj;  // [L, M]
+        MatrixView<Weight> routed_expert_down_proj;  // [L, M], with a latent width, like the next two
         VectorView<Kept> routed_expert_norm;         // [L], with config.latent_norm
         MatrixView<Weight> routed_expert_up_proj;    // [M, L]
         MatrixView<Weight> w1, w3;                   // [E F, L] gate and up of the experts, one below the other
@@ -32,17 +33,17 @@ struct LatentMoeLayer {
 
         template <class Visit>
         void fields(const ModelConfig& c, Visit&& visit) {
-            const Index width = c.hidden_size, latent = c.moe_latent_size, inner = c.moe_intermediate_size;
+            const Index width = c.hidden_size, latent = c.expert_width(), inner = c.moe_intermediate_size;
             const FieldRule whole{.muon_blocks = {0}};
             visit("gate.weight", gate, Index{c.num_experts}, width, whole);
             visit("gate.e_score_correction_bias", e_score_correction_bias, Index{c.num_experts},
-                  FieldRule{.init = Init::zeros, .decay = false, .trained = false});
-            visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
-            if (c.latent_norm) {
+                  FieldRule{.init = Init::zeros, .decay = false, .trained = false, .float32 = true});
+            if (has_latent(c)) visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
+            if (normed(c)) {
                 visit("routed_expert_norm.weight", routed_expert_norm, latent,
                       FieldRule{.init = Init::ones, .decay = false});
             }
-            visit("routed_expert_up_proj.weight", routed_expert_up_proj, width, latent, whole);
+            if (has_latent(c)) visit("routed_expert_up_proj.weight", routed_expert_up_proj, width, latent, whole);
             visit.experts("experts.{}.w1.weight", w1, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w3.weight", w3, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w2.weight", w2, Index{c.num_experts}, latent, inner, whole);
@@ -61,9 +62,9 @@ struct LatentMoeLayer {
         MatrixView<accumulator_t<T>> weights;  // [N, k] p; backward: dp
         VectorView<accumulator_t<T>> cutoff;   // [N]
         ExpertDispatch dispatch;
-        MatrixView<T> z;                       // [N, L] backward: du, then dz
+        MatrixView<T> z;                       // [N, L] with a latent width; backward: du, then dz
         ExpertRows<T> expert;
-        MatrixView<T> u, normed;               // [N, L]; normed with config.latent_norm
+        MatrixView<T> u, normed;               // [N, L] with a latent width; normed with config.latent_norm
         VectorView<accumulator_t<T>> r;        // [N] of the norm
         typename Shared::Saved shared;         // where there are shared experts
     };
@@ -71,17 +72,19 @@ struct LatentMoeLayer {
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         using Wide = accumulator_t<T>;
         const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token,
-                    latent = c.moe_latent_size;
+                    latent = c.expert_width();
         Saved s;
         s.scores = arena.matrix<Wide>(tokens, experts);
         s.experts = arena.matrix<std::int32_t>(tokens, chosen);
         s.weights = arena.matrix<Wide>(tokens, chosen);
         s.cutoff = arena.vector<Wide>(tokens);
         s.dispatch = ExpertDispatch::bind(arena, tokens, chosen, experts);
-        s.z = arena.matrix<T>(tokens, latent);
         s.expert = ExpertRows<T>::bind(arena, s.dispatch.source.size, latent, c.moe_intermediate_size);
-        s.u = s.normed = arena.matrix<T>(tokens, latent);
-        if (c.latent_norm) {
+        if (has_latent(c)) {
+            s.z = arena.matrix<T>(tokens, latent);
+            s.u = s.normed = arena.matrix<T>(tokens, latent);
+        }
+        if (normed(c)) {
             s.normed = arena.matrix<T>(tokens, latent);
             s.r = arena.vector<Wide>(tokens);
         }
@@ -94,11 +97,12 @@ struct LatentMoeLayer {
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
         expert_dispatch(ctx, s.experts, s.dispatch);
-        linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
-        expert_products_forward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.weights, s.expert, s.u);
-        if (c.latent_norm) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
-        linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
-        if (c.num_shared_experts > 0) Shared::forward(ctx, betas(c), p.shared_experts, x, y, Add::yes, s.shared);
+        if (has_latent(c)) linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
+        expert_products_forward(ctx, has_latent(c) ? s.z : x, p.w1, p.w3, p.w2, betas_of(c), s.dispatch, s.weights,
+                                s.expert, has_latent(c) ? s.u : y);
+        if (normed(c)) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
+        if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
+        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, Add::yes, s.shared);
     }
 
     /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
@@ -109,21 +113,24 @@ struct LatentMoeLayer {
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
-        linear_backward(ctx, dy, s.normed, p.routed_expert_up_proj, s.z, Add::no, g.routed_expert_up_proj);
-        if (c.latent_norm) rms_norm_backward(ctx, s.z, s.u, p.routed_expert_norm, s.r, s.z, g.routed_expert_norm);
-        expert_products_backward(ctx, s.z, p.w1, p.w3, p.w2, betas(c), s.dispatch, s.expert, s.weights, s.z, g.w1, g.w3,
-                                 g.w2);
+        if (has_latent(c))
+            linear_backward(ctx, dy, s.normed, p.routed_expert_up_proj, s.z, Add::no, g.routed_expert_up_proj);
+        if (normed(c)) rms_norm_backward(ctx, s.z, s.u, p.routed_expert_norm, s.r, s.z, g.routed_expert_norm);
+        expert_products_backward(ctx, has_latent(c) ? s.z : dy, p.w1, p.w3, p.w2, betas_of(c), s.dispatch, s.expert,
+                                 s.weights, has_latent(c) ? s.z : dx, g.w1, g.w3, g.w2);
         router_backward(ctx, rule(c), s.experts, s.weights, s.scores);
-        linear_backward(ctx, s.z, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
+        if (has_latent(c))
+            linear_backward(ctx, s.z, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
         linear_backward(ctx, s.scores, x, p.gate, dx, Add::yes, g.gate);
         if (c.num_shared_experts > 0) {
-            Shared::backward(ctx, betas(c), p.shared_experts, g.shared_experts, x, dy, dx, Add::yes, s.shared);
+            Shared::backward(ctx, betas_of(c), p.shared_experts, g.shared_experts, x, dy, dx, Add::yes, s.shared);
         }
     }
 
 private:
     static RouterRule rule(const ModelConfig& c) { return {c.moe_renormalize, c.routed_scaling_factor}; }
-    static SituBetas betas(const ModelConfig& c) { return {c.situ_beta, c.situ_linear_beta}; }
+    static bool has_latent(const ModelConfig& c) { return c.moe_latent_size > 0; }
+    static bool normed(const ModelConfig& c) { return has_latent(c) && c.latent_norm; }
 };
 
 }  // namespace kimik3

@@ -1,6 +1,7 @@
 #pragma once
 // Gated Multi-head Latent Attention without positions (spec 3), x and y [N, M], H heads:
-//   q = W_qb norm(W_qa x), a head [q_nope (n) | q_shared (r)];  [latent (c) | k_shared (r)] = W_kva x
+//   q = W_qb norm(W_qa x), or W_q x where the query has no rank, a head [q_nope (n) | q_shared (r)]
+//   [latent (c) | k_shared (r)] = W_kva x
 //   kv = W_kvb norm(latent), a head [k_nope (n) | v]
 //   o = causal attention;  y = W_o (o sigmoid(W_g x)), the gate being optional
 // Decoding keeps the normed latent and the raw shared key of every token and never expands them: the rows W_UK [n, c]
@@ -24,6 +25,7 @@ struct MlaLayer {
 
     template <class Weight, class Kept>
     struct ParamsOf {
+        MatrixView<Weight> q_proj;              // [H(n+r), M], only where the query has no rank
         MatrixView<Weight> q_a_proj;            // [q_r, M]
         VectorView<Kept> q_a_layernorm;         // [q_r]
         MatrixView<Weight> q_b_proj;            // [H(n+r), q_r]
@@ -38,10 +40,14 @@ struct MlaLayer {
             const MlaHeads heads = heads_of(c);
             const Index width = c.hidden_size, q_rank = c.q_lora_rank, kv_rank = c.kv_lora_rank;
             const FieldRule whole{.muon_blocks = {0}}, norm{.init = Init::ones, .decay = false};
-            visit("q_a_proj.weight", q_a_proj, q_rank, width, whole);
-            visit("q_a_layernorm.weight", q_a_layernorm, q_rank, norm);
-            visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank,
-                  FieldRule{.muon_blocks = {heads.key()}});
+            const FieldRule per_head{.muon_blocks = {heads.key()}};
+            if (q_rank == 0) {
+                visit("q_proj.weight", q_proj, heads.count * heads.key(), width, per_head);
+            } else {
+                visit("q_a_proj.weight", q_a_proj, q_rank, width, whole);
+                visit("q_a_layernorm.weight", q_a_layernorm, q_rank, norm);
+                visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank, per_head);
+            }
             visit("kv_a_proj_with_mqa.weight", kv_a_proj_with_mqa, kv_rank + heads.shared, width, whole);
             visit("kv_a_layernorm.weight", kv_a_layernorm, kv_rank, norm);
             visit("kv_b_proj.weight", kv_b_proj, heads.count * (heads.nope + heads.value), kv_rank,
@@ -57,7 +63,7 @@ struct MlaLayer {
 
     /// Members marked with an arrow hold a gradient during backward.
     struct Saved {
-        MatrixView<T> q_low;           // [N, q_r] W_qa x -> its gradient
+        MatrixView<T> q_low;           // [N, q_r] W_qa x -> its gradient; no columns where the query has no rank
         VectorView<A> q_r;             // [N] of q_a_layernorm
         MatrixView<T> q_normed;        // [N, q_r] -> its gradient
         MatrixView<T> q;               // [N, H(n+r)] -> its gradient
@@ -114,9 +120,13 @@ struct MlaLayer {
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         const MlaHeads heads = heads_of(c);
-        linear_forward(ctx, x, p.q_a_proj, s.q_low);
-        rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
-        linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
+        if (c.q_lora_rank == 0) {
+            linear_forward(ctx, x, p.q_proj, s.q);
+        } else {
+            linear_forward(ctx, x, p.q_a_proj, s.q_low);
+            rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
+            linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
+        }
         linear_forward(ctx, x, p.kv_a_proj_with_mqa, s.kv_low);
         // (MLA-1)
         rms_norm_forward(ctx, latent_of(c, s), p.kv_a_layernorm, c.mla_lora_norm_eps, s.latent, s.kv_r);
@@ -146,10 +156,14 @@ struct MlaLayer {
         causal_attention_backward(ctx, seq, heads_of(c), s.gated, s.q, s.kv, shared_of(c, s), s.o, s.lse, s.q, s.kv,
                                   shared_of(c, s));
 
-        matmul_tn(ctx, s.q, s.q_normed, g.q_b_proj, Add::yes);
-        matmul_nn(ctx, s.q, p.q_b_proj, s.q_normed, Add::no);
-        rms_norm_backward(ctx, s.q_normed, s.q_low, p.q_a_layernorm, s.q_r, s.q_low, g.q_a_layernorm);
-        linear_backward(ctx, s.q_low, x, p.q_a_proj, dx, Add::no, g.q_a_proj);
+        if (c.q_lora_rank == 0) {
+            linear_backward(ctx, s.q, x, p.q_proj, dx, Add::no, g.q_proj);
+        } else {
+            matmul_tn(ctx, s.q, s.q_normed, g.q_b_proj, Add::yes);
+            matmul_nn(ctx, s.q, p.q_b_proj, s.q_normed, Add::no);
+            rms_norm_backward(ctx, s.q_normed, s.q_low, p.q_a_layernorm, s.q_r, s.q_low, g.q_a_layernorm);
+            linear_backward(ctx, s.q_low, x, p.q_a_proj, dx, Add::no, g.q_a_proj);
+        }
 
         matmul_tn(ctx, s.kv, s.latent, g.kv_b_proj, Add::yes);
         matmul_nn(ctx, s.kv, p.kv_b_proj, s.latent, Add::no);

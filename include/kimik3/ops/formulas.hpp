@@ -50,6 +50,16 @@ KIMIK3_HOST_DEVICE inline SituGradient<V> situ_gradient(const V& gate, const V& 
             dy * beta * t * s * (V(1) - h * h)};
 }
 
+/// SwiGLU: silu(gate) up, the limit of SiTU-GLU for large betas.
+template <class V>
+KIMIK3_HOST_DEVICE inline V swiglu(const V& gate, const V& up) {
+    return silu(gate) * up;
+}
+template <class V>
+KIMIK3_HOST_DEVICE inline SituGradient<V> swiglu_gradient(const V& gate, const V& up, const V& dy) {
+    return {dy * up * silu_derivative(gate), dy * silu(gate)};
+}
+
 /// log(1 + e^x), whose derivative is the sigmoid.
 template <class V>
 KIMIK3_HOST_DEVICE inline V softplus(const V& x) {

@@ -44,8 +44,9 @@ struct FieldRule {
     /// {D} blocks of D rows, {n, v} alternately n and v rows.
     Extents muon_blocks{};
     bool decay = true;
-    bool trained = true;          // false: a buffer of the checkpoint that no optimizer touches
+    bool trained = true;     // false: a buffer of the checkpoint that no optimizer touches
     Extents shape{};         // in the checkpoint, where it is not [rows, cols] or [size]
+    bool float32 = false;    // the released files keep it in float32, whatever the rest is in (spec 9.2)
 };
 
 /// A visitor of fields (model/parameter_layout.hpp) has these calls; name is the tail of the checkpoint name:

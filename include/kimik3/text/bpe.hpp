@@ -45,6 +45,7 @@ public:
     }
 
     void reserve(std::size_t merges) { merges_.reserve(merges); }
+    /// -1: the byte has no token and is left out of every piece, whose other bytes then stand side by side.
     void set_byte(unsigned char byte, std::int32_t id) { byte_id_[byte] = id; }
 
     /// Appends the ids of the piece. Returns the number of queue entries handled, which is what the time goes with.
@@ -61,7 +62,6 @@ private:
 
 inline Index MergeTable::encode(std::string_view piece, Scratch& scratch, std::vector<std::int32_t>& ids) const {
     constexpr int place_bits = 40;
-    const Index size = static_cast<Index>(piece.size());
     auto& [symbols, queue] = scratch;
     const auto symbol = [&](Index i) -> Scratch::Symbol& { return scratch.symbols[to_size(i)]; };
     const auto merge_at = [&](Index i) -> const Merged* {
@@ -81,8 +81,13 @@ inline Index MergeTable::encode(std::string_view piece, Scratch& scratch, std::v
 
     symbols.clear();
     queue.clear();
-    for (Index i = 0; i < size; ++i)
-        symbols.push_back({byte_id_[static_cast<unsigned char>(piece[to_size(i)])], i - 1, i + 1 < size ? i + 1 : -1});
+    for (const char c : piece) {
+        const std::int32_t id = byte_id_[static_cast<unsigned char>(c)];
+        const Index i = static_cast<Index>(symbols.size());
+        if (id >= 0) symbols.push_back({id, i - 1, i + 1});
+    }
+    const Index size = static_cast<Index>(symbols.size());
+    if (size > 0) symbols.back().next = -1;
     for (Index i = 0; i < size; ++i)
         if (const Merged* merge = merge_at(i)) queue.push_back(entry(merge->rank, i));
     std::make_heap(queue.begin(), queue.end(), std::greater<>{});

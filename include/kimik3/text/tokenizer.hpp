@@ -1,8 +1,10 @@
 #pragma once
 // Text -> token ids -> text, for byte-level tokenizers: plain bytes, and byte-pair encoding over bytes (GPT-2 and its
-// descendants). Without a normaliser, a prefix space, a Removed split or an added token that strips,
-// decode(encode(text)) is the text, whatever bytes it has: what is no UTF-8 is merged apart from what is, and the
-// pre-tokenizer sees a border there. Encoding is linear in the text up to the logarithm of its longest piece.
+// descendants). Without a normaliser, a prefix space, a Removed split, an added token that strips or a byte without a
+// token, decode(encode(text)) is the text, whatever bytes it has: what is no UTF-8 is merged apart from what is, and
+// the pre-tokenizer sees a border there. A byte without a token is left out, as the PyPI package `tokenizers` does:
+// some published vocabularies, SmolLM2's among them, lack control characters and bytes that no UTF-8 has. Encoding is
+// linear in the text up to the logarithm of its longest piece.
 
 #include <span>
 #include <string>
@@ -40,6 +42,9 @@ public:
     std::optional<std::int32_t> id_of(std::string_view token) const;
     std::string_view token_bytes(std::int32_t id) const { return token(id).bytes; }
     bool is_special(std::int32_t id) const { return token(id).special; }
+
+    /// The bytes without a token, which encode leaves out.
+    std::string missing_bytes() const;
 
     std::optional<std::int32_t> begin_id() const { return state_->spec.begin_id; }
     std::optional<std::int32_t> end_id() const { return state_->spec.end_id; }
@@ -185,6 +190,14 @@ inline std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool ski
     return out;
 }
 
+inline std::string Tokenizer::missing_bytes() const {
+    std::string missing;
+    for (unsigned byte = 0; byte < 256; ++byte)
+        if (const char c = static_cast<char>(static_cast<unsigned char>(byte)); !state_->vocabulary.contains({&c, 1}))
+            missing.push_back(c);
+    return missing;
+}
+
 inline std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
     if (const auto found = state_->added.find(token); found != state_->added.end()) return found->second;
     if (const auto found = state_->vocabulary.find(token); found != state_->vocabulary.end()) return found->second;
@@ -230,13 +243,15 @@ inline void Tokenizer::State::add_vocabulary() {
         const bool fresh = vocabulary.try_emplace(new_token(entry.id, entry.bytes).bytes, entry.id).second;
         require(fresh, "the vocabulary gives the token '{}' twice", to_byte_alphabet(entry.bytes));
     }
+    bool any = false;
     for (unsigned byte = 0; byte < 256; ++byte) {
         const char text = static_cast<char>(static_cast<unsigned char>(byte));
         const auto found = vocabulary.find(std::string_view(&text, 1));
-        require(found != vocabulary.end(),
-                "a byte-level vocabulary has a token for every byte; this one has none for 0x{:02X}", byte);
-        merges.set_byte(static_cast<unsigned char>(byte), found->second);
+        any = any || found != vocabulary.end();
+        merges.set_byte(static_cast<unsigned char>(byte), found == vocabulary.end() ? -1 : found->second);
     }
+    require(any, "a byte-level vocabulary has tokens of single bytes; this one of {} tokens has none",
+            spec.vocabulary.size());
 }
 
 inline void Tokenizer::State::add_merges() {

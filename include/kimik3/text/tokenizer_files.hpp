@@ -27,8 +27,12 @@ Tokenizer read_tiktoken(const std::string& path);
 TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt);
 
 /// A directory, or a file in any of these forms. bos_token and eos_token of a tokenizer_config.json beside it are the
-/// begin and end tokens.
+/// begin and end tokens. The vocabulary in a GGUF file is read by load_any_tokenizer (io/gguf_tokenizer.hpp).
 Tokenizer load_tokenizer(const std::string& path);
+
+/// Writes tokenizer.json into a folder and, where that file alone would lose the begin or the end token, a
+/// tokenizer_config.json that names them; load_tokenizer reads both back. Returns the names of the files.
+std::vector<std::string> save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder);
 
 namespace detail {
 
@@ -191,6 +195,7 @@ inline Tokenizer load_tokenizer(const std::string& path) {
         fail("'{}' holds no tokenizer.json, tiktoken.model or vocab.json", path);
     }
     const std::string text = detail::read_text_file(path);
+    require(!text.starts_with("GGUF"), "'{}' is a GGUF file, which load_any_tokenizer of kimik3/io.hpp reads", path);
     const fs::path directory = fs::path(path).parent_path();
     const std::size_t first = text.find_first_not_of(" \t\r\n");
     if (text.starts_with("#version")) return load_tokenizer((directory / "vocab.json").string());
@@ -200,6 +205,23 @@ inline Tokenizer load_tokenizer(const std::string& path) {
     const auto model = file.find("model");
     if (model != file.end() && model->is_object()) return detail::with_config(detail::read_tokenizer(file), config);
     return detail::with_config(parse_gpt2(text, detail::read_text_file((directory / "merges.txt").string())), config);
+}
+
+inline std::vector<std::string> save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder) {
+    save_tokenizer_json(tokenizer, (folder / "tokenizer.json").string());
+    const Tokenizer alone = read_tokenizer_json((folder / "tokenizer.json").string());
+    if (alone.begin_id() == tokenizer.begin_id() && alone.end_id() == tokenizer.end_id()) return {"tokenizer.json"};
+    detail::Json config = detail::Json::object();
+    const auto name = [&](const char* key, std::optional<std::int32_t> id) {
+        if (id) config[key] = tokenizer.token_bytes(*id);
+    };
+    name("bos_token", tokenizer.begin_id());
+    name("eos_token", tokenizer.end_id());
+    AtomicFile file(folder / "tokenizer_config.json");
+    const std::string text = config.dump(1) + "\n";
+    file.write(text.data(), text.size());
+    file.commit();
+    return {"tokenizer.json", "tokenizer_config.json"};
 }
 
 }  // namespace kimik3

@@ -226,6 +226,11 @@ inline void read_model(const JsonObject& model, TokenizerSpec& spec) {
     }
     for (auto item = vocabulary.begin(); item != vocabulary.end(); ++item)
         ids.emplace(item.key(), item->get<std::int32_t>());
+    if (model.find("unk_token") != nullptr || model.boolean("byte_fallback", false))
+        for (unsigned byte = 0; byte < 256; ++byte)
+            require(ids.contains(to_byte_alphabet(std::string(1, static_cast<char>(static_cast<unsigned char>(byte))))),
+                    "tokenizer.json: model.unk_token and model.byte_fallback are not supported where a byte, here "
+                    "0x{:02X}, has no token", byte);
     read_merges(model, ids, spec);
 }
 

@@ -71,7 +71,7 @@ struct UnicodeNormalizer {
 using NormalizerStep = std::variant<PrependNormalizer, ReplaceNormalizer, UnicodeNormalizer>;
 
 struct TokenizerSpec {
-    std::vector<VocabularyEntry> vocabulary;  // every single byte is in it
+    std::vector<VocabularyEntry> vocabulary;  // a single byte that is not in it is left out of texts
     std::vector<Merge> merges;
     bool ignore_merges = false;  // a piece that is a token as a whole is that token, whatever the merges say
     std::vector<AddedToken> added_tokens;

@@ -13,9 +13,11 @@ namespace detail {
 template <class T>
 void local_situ_forward(In<T> gate, In<T> up, SituBetas betas, Out<T> y) {
     const Lane<T> beta = lane(static_cast<T>(betas.gate)), linear_beta = lane(static_cast<T>(betas.linear));
+    const bool limit = betas.is_swiglu();
     for (Index n = 0; n < y.rows; ++n) {
         for_lanes<T>(y.cols, [&](auto at) {
-            at.store(y.row(n), situ(at.load(gate.row(n)), at.load(up.row(n)), beta, linear_beta));
+            const Lane<T> g = at.load(gate.row(n)), u = at.load(up.row(n));
+            at.store(y.row(n), limit ? swiglu(g, u) : situ(g, u, beta, linear_beta));
         });
     }
 }
@@ -23,10 +25,12 @@ void local_situ_forward(In<T> gate, In<T> up, SituBetas betas, Out<T> y) {
 template <class T>
 void local_situ_backward(In<T> dy, In<T> gate, In<T> up, SituBetas betas, Out<T> dgate, Out<T> dup) {
     const Lane<T> beta = lane(static_cast<T>(betas.gate)), linear_beta = lane(static_cast<T>(betas.linear));
+    const bool limit = betas.is_swiglu();
     for (Index n = 0; n < dy.rows; ++n) {
         for_lanes<T>(dy.cols, [&](auto at) {
+            const Lane<T> g = at.load(gate.row(n)), u = at.load(up.row(n)), d = at.load(dy.row(n));
             const auto gradient =
-                situ_gradient(at.load(gate.row(n)), at.load(up.row(n)), beta, linear_beta, at.load(dy.row(n)));
+                limit ? swiglu_gradient(g, u, d) : situ_gradient(g, u, beta, linear_beta, d);
             at.store(dgate.row(n), gradient.gate);
             at.store(dup.row(n), gradient.up);
         });

@@ -2,9 +2,9 @@
 // The routed experts on the GPU. How many rows an expert has is known on the device only, so its products are made
 // here: a block makes 32 x 32 elements of one expert's product, and blocks beyond the last tile have nothing to do.
 
+#include "kimik3/ops/cuda/situ.cuh"
 #include "kimik3/ops/cuda/tile_product.cuh"
 #include "kimik3/ops/expert_products.hpp"
-#include "kimik3/ops/formulas.hpp"
 
 namespace kimik3 {
 namespace gpu {
@@ -125,12 +125,12 @@ void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> 
     gpu::gather_rows<T>(ctx, d, z, s.rows);
     gpu::expert_rows_product<T, false>(ctx, d, s.rows, w1, s.gate, Add::no);
     gpu::expert_rows_product<T, false>(ctx, d, s.rows, w3, s.up, Add::no);
-    const T beta = static_cast<T>(betas.gate), linear_beta = static_cast<T>(betas.linear);
+    const gpu::SituNumbers<T> form(betas);
     const ExpertRows<T> rows = s;
     gpu::for_rows(ctx, s.hidden.rows, inner, [=] __device__(Index row, gpu::Team team) {
         if (row >= d.offset[d.offset.size - 1]) return;
         for (Index c = team.rank; c < inner; c += team.size)
-            rows.hidden(row, c) = situ(rows.gate(row, c), rows.up(row, c), beta, linear_beta);
+            rows.hidden(row, c) = form.value(rows.gate(row, c), rows.up(row, c));
     });
     gpu::expert_rows_product<T, false>(ctx, d, s.hidden, w2, s.out, Add::no);
     gpu::combine_rows<T>(ctx, d, s.out, p, u);
@@ -149,7 +149,7 @@ void expert_products_backward(const Context<Cuda>& ctx, In<T> du, In<T> w1, In<T
     const MatrixView<T> dhidden(ctx.workspace<T>(Scratch::operation, s.hidden.size()), s.hidden.rows, inner);
     gpu::gather_rows<T>(ctx, d, du, s.out);
     gpu::expert_rows_product<T, true>(ctx, d, s.out, w2, dhidden, Add::no);
-    const T beta = static_cast<T>(betas.gate), linear_beta = static_cast<T>(betas.linear);
+    const gpu::SituNumbers<T> form(betas);
     const ExpertRows<T> rows = s;
     gpu::for_rows(ctx, s.hidden.rows, inner, [=] __device__(Index row, gpu::Team team) {
         if (row >= d.offset[d.offset.size - 1]) return;
@@ -166,7 +166,7 @@ void expert_products_backward(const Context<Cuda>& ctx, In<T> du, In<T> w1, In<T
         for (Index c = team.rank; c < inner; c += team.size) {
             rows.hidden(row, c) *= weight;
             const SituGradient<T> gradient =
-                situ_gradient(rows.gate(row, c), rows.up(row, c), beta, linear_beta, dhidden(row, c) * weight);
+                form.gradient(rows.gate(row, c), rows.up(row, c), dhidden(row, c) * weight);
             rows.gate(row, c) = gradient.gate;
             rows.up(row, c) = gradient.up;
         }

@@ -6,14 +6,33 @@
 #include "kimik3/ops/situ.hpp"
 
 namespace kimik3 {
+namespace gpu {
+
+/// The betas of a kernel, and whether it computes their limit.
+template <class T>
+struct SituNumbers {
+    T beta, linear_beta;
+    bool limit;
+
+    explicit SituNumbers(SituBetas b)
+        : beta(static_cast<T>(b.gate)), linear_beta(static_cast<T>(b.linear)), limit(b.is_swiglu()) {}
+    __device__ T value(T gate, T up) const {
+        return limit ? swiglu(gate, up) : situ(gate, up, beta, linear_beta);
+    }
+    __device__ SituGradient<T> gradient(T gate, T up, T dy) const {
+        return limit ? swiglu_gradient(gate, up, dy) : situ_gradient(gate, up, beta, linear_beta, dy);
+    }
+};
+
+}  // namespace gpu
 
 template <class T>
 void situ_forward(const Context<Cuda>& ctx, In<T> gate, In<T> up, SituBetas betas, Out<T> y) {
     require_shape("situ: gate", gate, y.rows, y.cols);
     require_shape("situ: up", up, y.rows, y.cols);
-    const T beta = static_cast<T>(betas.gate), linear_beta = static_cast<T>(betas.linear);
+    const gpu::SituNumbers<T> form(betas);
     gpu::for_rows(ctx, y.rows, y.cols, [=] __device__(Index n, gpu::Team team) {
-        for (Index c = team.rank; c < y.cols; c += team.size) y(n, c) = situ(gate(n, c), up(n, c), beta, linear_beta);
+        for (Index c = team.rank; c < y.cols; c += team.size) y(n, c) = form.value(gate(n, c), up(n, c));
     });
 }
 
@@ -24,10 +43,10 @@ void situ_backward(const Context<Cuda>& ctx, In<T> dy, In<T> gate, In<T> up, Sit
     require_shape("situ: up", up, dy.rows, dy.cols);
     require_shape("situ: dgate", dgate, dy.rows, dy.cols);
     require_shape("situ: dup", dup, dy.rows, dy.cols);
-    const T beta = static_cast<T>(betas.gate), linear_beta = static_cast<T>(betas.linear);
+    const gpu::SituNumbers<T> form(betas);
     gpu::for_rows(ctx, dy.rows, dy.cols, [=] __device__(Index n, gpu::Team team) {
         for (Index c = team.rank; c < dy.cols; c += team.size) {
-            const SituGradient<T> gradient = situ_gradient(gate(n, c), up(n, c), beta, linear_beta, dy(n, c));
+            const SituGradient<T> gradient = form.gradient(gate(n, c), up(n, c), dy(n, c));
             dgate(n, c) = gradient.gate;
             dup(n, c) = gradient.up;
         }
