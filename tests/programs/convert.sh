@@ -55,4 +55,6 @@ law "nothing is left behind" absent x.gguf
 law "an unknown type is wrong usage" ends 2 "--type" run -o x.gguf --type q4_0
 law "so is no file" ends 2 "--out is required" run
 law "help" ends 0 "bf16" --help
+
+[ $failed = 0 ] && echo "all laws hold"
 exit $failed
