@@ -89,6 +89,10 @@ BOOST_AUTO_TEST_CASE(a_model_is_trained_saved_loaded_and_generates) {
         out << words.push(token);
     out << words.flush();
     BOOST_TEST(out.str().size() > 40u);
+
+    kimik3::load_model(run / "step-00000020", loaded);  // a folder with config.json and weights
+    kimik3::write_weights(run / "export", loaded, {.dtype = kimik3::DType::bf16, .max_shard_bytes = 2'000'000'000});
+    BOOST_TEST(std::filesystem::exists(run / "export" / "config.json"));
 }
 
 BOOST_AUTO_TEST_CASE(the_loop_of_the_trainer_by_hand_takes_the_same_steps) {

@@ -24,6 +24,7 @@ kimik3-train() {  # three steps more at each call, of a few tokens, with a model
     done
     "$programs/kimik3-train" "${arguments[@]}" --steps $steps --batch 2 --seq 16
 }
+kimik3-convert() { "$programs/kimik3-convert" "$@"; }
 kimik3-generate() { "$programs/kimik3-generate" "$@" --max-tokens 4; }
 cmake() {  # only whether the presets are there: the tests have been built already
     case $1 in
@@ -46,7 +47,9 @@ kimik3-generate --checkpoint run --prompt "Once"
 kimik3-train --preset tiny --data data --out run --steps 2000 --resume
 kimik3-generate --checkpoint run/best --prompt "Once" --temperature 0
 head -n 3 run/metrics.csv
+kimik3-convert run --out model.gguf --type q8_0
 [ "$(wc -l < run/metrics.csv)" = 7 ]
+[ -s model.gguf ]
 
 kimik3-prepare articles.jsonl --out articles --format jsonl --field text --tokenizer data/tokenizer.json
 rm -r data run && steps=0
