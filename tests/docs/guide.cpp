@@ -136,6 +136,29 @@ BOOST_AUTO_TEST_CASE(sequences_are_decoded_side_by_side) {
     BOOST_TEST(state.length(0) == 4);
 }
 
+BOOST_AUTO_TEST_CASE(a_model_is_looked_into_and_scored) {
+    const ScratchFolder folder;
+    Model model;
+    const kimik3::Index batch = 2;
+    const std::vector<std::int32_t> tokens(64, 5);
+    const kimik3::Shard shard("text", tokens, mine.vocab_size);
+    const std::vector<kimik3::Ending> endings = {{{1, 2, 3}, {4}}, {{1, 2, 3}, {5, 6}}};
+
+    kimik3::Observation seen = kimik3::look_inside(model, tokens, batch);  // model/probe.hpp
+    kimik3::Probe probe;                                                   // sums over any number of looks
+    probe.add(seen);
+
+    kimik3::TextScore score = kimik3::score_text(model, shard, {.window = 32, .stride = 16});  // generate/score.hpp
+    std::vector<double> likelihoods = kimik3::score_endings(model, endings);
+
+    kimik3::Report page = kimik3::model_report(model, "my model");         // io/report.hpp
+    page.probe = probe;
+    kimik3::write_report(folder.path / "page.html", page);
+    BOOST_TEST(score.perplexity() > 1.0);
+    BOOST_TEST(likelihoods.size() == 2u);
+    BOOST_TEST(std::filesystem::exists(folder.path / "page.html"));
+}
+
 BOOST_AUTO_TEST_CASE(a_broken_config_says_its_rule) {
     kimik3::ModelConfig config = mine;
     config.num_experts_per_token = 4;

@@ -26,6 +26,8 @@ kimik3-train() {  # three steps more at each call, of a few tokens, with a model
 }
 kimik3-convert() { "$programs/kimik3-convert" "$@"; }
 kimik3-generate() { "$programs/kimik3-generate" "$@" --max-tokens 4; }
+kimik3-inspect() { "$programs/kimik3-inspect" "$@"; }
+kimik3-eval() { "$programs/kimik3-eval" "$@"; }
 cmake() {  # only whether the presets are there: the tests have been built already
     case $1 in
         --preset) command cmake --list-presets ;;
@@ -50,6 +52,14 @@ head -n 3 run/metrics.csv
 kimik3-convert run --out model.gguf --type q8_0
 [ "$(wc -l < run/metrics.csv)" = 7 ]
 [ -s model.gguf ]
+
+kimik3-inspect --checkpoint run --text book.txt --out book.html
+kimik3-inspect --checkpoint run --prompt "In the beginning"
+[ -s book.html ]
+echo '{"ctx": "On day 3", "endings": ["birds sat", "on a wall"], "label": 0}' > hellaswag.jsonl
+kimik3-eval --checkpoint run book.txt
+kimik3-eval --checkpoint run data
+kimik3-eval --checkpoint run --choices hellaswag.jsonl --json
 
 kimik3-prepare articles.jsonl --out articles --format jsonl --field text --tokenizer data/tokenizer.json
 rm -r data run && steps=0
