@@ -120,14 +120,11 @@ struct MlaLayer {
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         const MlaHeads heads = heads_of(c);
-        if (c.q_lora_rank == 0) {
-            linear_forward(ctx, x, p.q_proj, s.q);
-        } else {
-            linear_forward(ctx, x, p.q_a_proj, s.q_low);
+        linear_forward(ctx, x, {{p.q_proj, s.q}, {p.q_a_proj, s.q_low}, {p.kv_a_proj_with_mqa, s.kv_low}});
+        if (c.q_lora_rank != 0) {
             rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
             linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
         }
-        linear_forward(ctx, x, p.kv_a_proj_with_mqa, s.kv_low);
         // (MLA-1)
         rms_norm_forward(ctx, latent_of(c, s), p.kv_a_layernorm, c.mla_lora_norm_eps, s.latent, s.kv_r);
         if (state != nullptr) {
