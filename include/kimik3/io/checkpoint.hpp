@@ -7,7 +7,6 @@
 // A run's folder holds them as step-00001000, step-00002000, ... (io/checkpoint_files.hpp).
 // Loading checks every name, shape and config field before the first number is replaced, and names what does not fit.
 
-#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -24,11 +23,14 @@
 namespace kimik3 {
 namespace detail {
 
-/// Files are written from host memory and read into it.
-template <class Model>
-constexpr void require_host_memory() {
-    static_assert(std::is_same_v<typename Model::BackendTag, Cpu>,
-                  "kimik3: checkpoints are saved from and loaded into a model on the CPU");
+/// A tensor in the memory of a backend, which is brought to the host when its turn comes.
+template <class Backend, class T>
+TensorToWrite tensor_on(const Context<Backend>& ctx, std::string name, std::vector<Index> shape, VectorView<T> values) {
+    return {std::move(name), dtype_of<T>, std::move(shape), [&ctx, values](const ByteSink& sink) {
+                std::vector<T> memory;
+                const VectorView<const T> host = on_host(ctx, VectorView<const T>(values), memory);
+                sink(host.data, host.size * static_cast<Index>(sizeof(T)));
+            }};
 }
 
 inline std::string position_json(const TrainingPosition& p) {
@@ -89,10 +91,11 @@ inline void require_same_model(ModelConfig stored, const ModelConfig& config, co
 /// Writes every parameter of the model under its released name.
 template <class Model>
 void save_weights(const std::string& path, const Model& model) {
-    detail::require_host_memory<Model>();
     std::vector<TensorToWrite> tensors;
-    for (const ParameterInfo& tensor : model.parameters())
-        tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, model.weights().data + tensor.offset));
+    for (const ParameterInfo& tensor : model.parameters()) {
+        const VectorView<typename Model::A> values(model.weights().data + tensor.offset, tensor.count);
+        tensors.push_back(detail::tensor_on(model.context(), tensor.name, tensor.shape, values));
+    }
     write_safetensors(path, std::move(tensors), {{"format", "pt"}});
 }
 
@@ -132,8 +135,7 @@ std::vector<typename Model::A> read_model(const std::filesystem::path& folder, c
 /// the tensor and the model stays as it was.
 template <class Model>
 void load_weights(const std::string& path, Model& model) {
-    detail::require_host_memory<Model>();
-    std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
+    copy_from_host(model.context(), detail::read_weights(path, model), model.weights());
 }
 
 /// Writes a checkpoint folder, in place of one that is there; with a trainer, all that its run needs to go on.
@@ -141,14 +143,13 @@ void load_weights(const std::string& path, Model& model) {
 template <class Model>
 void save_checkpoint(const std::filesystem::path& folder, const Model& model, const Trainer<Model>* trainer,
                      const std::vector<std::filesystem::path>& extra_files = {}) {
-    detail::require_host_memory<Model>();
     AtomicFolder whole(folder);
     write_config_json((whole.path() / "config.json").string(), Model::config, dtype_of<typename Model::A>);
     save_weights((whole.path() / "model.safetensors").string(), model);
     if (trainer != nullptr) {
         std::vector<TensorToWrite> tensors;
         for (const auto& tensor : trainer->optimizer().state())
-            tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, tensor.values.data));
+            tensors.push_back(detail::tensor_on(model.context(), tensor.name, tensor.shape, tensor.values));
         write_safetensors((whole.path() / "training.safetensors").string(), std::move(tensors),
                           {{"position", detail::position_json(trainer->position())}});
     }
@@ -171,14 +172,13 @@ void save_model(const std::filesystem::path& folder, const Model& model,
 /// Reads the weights of a checkpoint folder whose config is the model's; on an Error the model stays as it was.
 template <class Model>
 void load_model(const std::filesystem::path& folder, Model& model) {
-    std::ranges::copy(detail::read_model(folder, model), model.weights().begin());
+    copy_from_host(model.context(), detail::read_model(folder, model), model.weights());
 }
 
 /// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is
 /// refused before anything is replaced.
 template <class Model>
 void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& trainer) {
-    detail::require_host_memory<Model>();
     const std::string path = (folder / "training.safetensors").string();
     const SafetensorsFile file(path);
     const auto position = file.metadata().find("position");
@@ -187,12 +187,12 @@ void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& traine
     const auto weights = detail::read_model(folder, trainer.model());
     trainer.restore(saved);
     try {
-        trainer.optimizer().restore(saved.optimizer_steps, file);
+        trainer.optimizer().restore(trainer.model().context(), saved.optimizer_steps, file);
     } catch (...) {
         trainer.restore(before);
         throw;
     }
-    std::ranges::copy(weights, trainer.model().weights().begin());
+    copy_from_host(trainer.model().context(), weights, trainer.model().weights());
 }
 
 }  // namespace kimik3
