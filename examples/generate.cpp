@@ -43,7 +43,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");
     app.add_flag("--quiet", a.quiet, "No statistics on standard error");
-    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+    app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(CLI::NonNegativeNumber);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }
 
@@ -70,8 +71,9 @@ int main(int argc, char** argv) {
         if (!prompt_file.empty()) arguments.prompts.push_back(read_all(prompt_file));
         if (arguments.prompts.empty()) arguments.prompts.emplace_back();
         const std::string config = (kimik3::find_checkpoint(arguments.checkpoint) / "config.json").string();
-        const bool whole = kimik3::with_preset(kimik3::read_config_json(config), "the model of '" + config + "'",
-                                               [&](auto programs) { return programs.generate(arguments); });
+        const auto generate = [&](auto programs) { return programs.generate(arguments); };
+        const bool whole = kimik3::with_preset(kimik3::read_config_json(config), arguments.device,
+                                               "the model of '" + config + "'", generate);
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "kimik3-generate: %s\n", problem.what());

@@ -5,11 +5,10 @@
 
 #include <numeric>
 
+#include "device.hpp"
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
-#include "kimik3/kimik3.hpp"
 #include "kimik3/text.hpp"
-#include "model_programs.hpp"
 #include "terminal.hpp"
 
 namespace kimik3 {
@@ -47,13 +46,14 @@ inline Tokenizer tokenizer_of(const GenerateArguments& a, const std::filesystem:
     return load_tokenizer(beside.string());
 }
 
-template <ModelConfig config>
-bool ModelPrograms<config>::generate(const GenerateArguments& a) {
+template <ModelConfig config, Device device>
+bool ModelPrograms<config, device>::generate(const GenerateArguments& a) {
     const std::filesystem::path checkpoint = find_checkpoint(a.checkpoint);
     const Tokenizer tokenizer = tokenizer_of(a, checkpoint);
     require(tokenizer.vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, the model's vocabulary only {}",
             tokenizer.vocab_size(), config.vocab_size);
-    KimiK3<config> model(Context<Cpu>(a.threads));
+    using Backend = BackendOf<device>;
+    KimiK3<config, Backend> model(context_for<Backend>(a.threads));
     load_model(checkpoint, model);
 
     GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,

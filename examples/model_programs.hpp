@@ -2,6 +2,7 @@
 // What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is a file of its
 // own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -11,21 +12,24 @@
 
 namespace kimik3 {
 
+enum class Device : std::uint8_t { cpu, cuda };
+
 struct TrainArguments {
-    std::string preset = "tiny";
+    std::string preset = "tiny", device = "cpu";
     std::filesystem::path data, out;
     Index steps = 1000, batch = 8, seq = 0, accumulation = 1;  // seq 0: 256, or the model's longest where that is less
     std::string optimizer = "muon", schedule = "cosine";
     double lr = 2e-3, min_lr_ratio = 0.1, weight_decay = 0.1, clip = 1.0, spike_factor = 0.0;
     std::optional<Index> warmup, decay_steps;  // left out: 2 % of the steps, and 20 % for wsd
     std::uint64_t seed = 0;
-    bool resume = false, sequential = false, recompute = false;
+    bool resume = false, sequential = false, recompute = false, recorded = false;
     Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
     int threads = 0;
 };
 
 struct GenerateArguments {
     std::filesystem::path checkpoint, tokenizer;
+    std::string device = "cpu";
     std::vector<std::string> prompts, stop;
     Index max_tokens = 128, context = 0;
     double temperature = 0.8, top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0;
@@ -35,14 +39,16 @@ struct GenerateArguments {
     int threads = 0;
 };
 
-/// The programs of one preset. Both throw Error, and return false when they were interrupted.
-template <ModelConfig config>
+/// The programs of one preset on one device. Both throw Error, and return false when they were interrupted.
+template <ModelConfig config, Device device>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
     static bool generate(const GenerateArguments& arguments);
 };
 
-#define KIMIK3_PROGRAM_PRESET(name) extern template struct ModelPrograms<presets::name>;
+#define KIMIK3_PROGRAM_PRESET(name)                                  \
+    extern template struct ModelPrograms<presets::name, Device::cpu>; \
+    extern template struct ModelPrograms<presets::name, Device::cuda>;
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
 
@@ -55,12 +61,23 @@ inline std::string program_presets() {
     return names;
 }
 
-/// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error, which calls
-/// it source.
+template <ModelConfig config, class Body>
+auto with_device(const std::string& device, Body&& body) {
+    if (device == "cpu") return body(ModelPrograms<config, Device::cpu>{});
+#ifdef KIMIK3_PROGRAMS_HAVE_CUDA
+    return body(ModelPrograms<config, Device::cuda>{});
+#else
+    fail("--device {}: this program was built without CUDA; build it where CMake finds the CUDA toolkit's nvcc, with "
+         "KIMIK3_CUDA=ON", device);
+#endif
+}
+
+/// Calls body with ModelPrograms<the preset that the config is, the device>; a config that is none of them is an Error,
+/// which calls it source.
 template <class Body>
-auto with_preset(const ModelConfig& config, const std::string& source, Body&& body) {
+auto with_preset(const ModelConfig& config, const std::string& device, const std::string& source, Body&& body) {
 #define KIMIK3_PROGRAM_PRESET(name) \
-    if (config == presets::name) return body(ModelPrograms<presets::name>{});
+    if (config == presets::name) return with_device<presets::name>(device, body);
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
     fail("{} is none of the presets that this program was built with ({}); CMake's KIMIK3_PROGRAM_PRESETS names them",
