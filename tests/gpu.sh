@@ -14,7 +14,7 @@ collect() { # collect BUILD FOLDER
 }
 
 prebuilt() { # prebuilt FOLDER
-    local folder logs part parts=() failed=0
+    local folder logs part code parts=() status=77  # 77 when every part says so
     folder=$(realpath "$1") && logs=$(mktemp -d) || return 1
     export LD_LIBRARY_PATH=$folder/lib:/usr/local/cuda/lib64:$LD_LIBRARY_PATH
     start() { # start NAME COMMAND...
@@ -32,10 +32,12 @@ prebuilt() { # prebuilt FOLDER
     wait
     for part in "${parts[@]}"; do
         echo "== $part: $(cat "$logs/$part.code"), $(grep real "$logs/$part" | xargs)"
-        grep -vE '^(real|user|sys|)\s' "$logs/$part" | tail -n 40
-        [ "$(cat "$logs/$part.code")" = "exit code 0" ] || failed=1
+        grep -vE '^(real|user|sys)\s|^$' "$logs/$part" | tail -n 25 | cut -c1-300
+        code=$(sed 's/.* //' "$logs/$part.code")
+        [ "$code" = 77 ] || [ "$status" = 1 ] || status=0
+        [ "$code" = 0 ] || [ "$code" = 77 ] || status=1
     done
-    return $failed
+    return $status
 }
 
 case ${1:-} in
