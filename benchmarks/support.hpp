@@ -45,6 +45,11 @@ double seconds(Work&& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+inline double median(std::vector<double> times) {
+    std::ranges::sort(times);
+    return times[times.size() / 2];
+}
+
 /// The best of several runs, in units of work a second.
 template <class Work>
 double best_rate(double work, Work&& run) {
@@ -78,17 +83,28 @@ inline double fma_rate() {
     });
 }
 
+/// Memory of that many bytes, and all threads reading it once.
+class Reading {
+public:
+    explicit Reading(double bytes) : memory_(static_cast<Index>(bytes / (row * sizeof(float))), row) {}
+
+    void run() {
+        context().parallel(memory_.view.rows, 1, [&](Index first, Index last) {
+            for (Index n = first; n < last; ++n)
+                sums_.view(n, 0) = detail::dot(memory_.view.row(n), memory_.view.row(n), row);
+        });
+    }
+    double bytes() const { return 4.0 * static_cast<double>(memory_.view.size()); }
+
+private:
+    static constexpr Index row = 4096;
+    Numbers memory_, sums_{memory_.view.rows, 1};
+};
+
 /// Bytes a second that all threads read, going round and round a buffer of that many bytes.
 inline double read_rate(double bytes) {
-    constexpr Index row = 4096;
-    const Index rows = static_cast<Index>(bytes / (row * sizeof(float)));
-    const Numbers memory(rows, row), sums(rows, 1);
-    return best_rate(4.0 * static_cast<double>(rows * row), [&] {
-        context().parallel(rows, 1, [&](Index first, Index last) {
-            for (Index n = first; n < last; ++n)
-                sums.view(n, 0) = detail::dot(memory.view.row(n), memory.view.row(n), row);
-        });
-    });
+    Reading reading(bytes);
+    return best_rate(reading.bytes(), [&] { reading.run(); });
 }
 
 }  // namespace kimik3::bench

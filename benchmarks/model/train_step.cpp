@@ -1,7 +1,7 @@
-// A training step of the presets tiny and small, and in the same run the matrix products of that step alone
-// (products.hpp). Times are the best of all repeats, in milliseconds: step, forward_backward, optimizer, products.
-// share = products / step is how much of the step a product library would take; share_of_passes leaves the optimizer
-// out. gflops: what the products reach; fma: what the machine can. Arguments: sequences, tokens of each.
+// A training step of the presets tiny and small, and after each the matrix products of that step alone (products.hpp).
+// Times are medians, in milliseconds: step, forward_backward, optimizer, products. share = products / step is how much of
+// the step a product library would take; share_of_passes compares the passes with their products alone. gflops: what the
+// products reach; fma: what the machine can. Arguments: sequences, tokens of each.
 
 #include <benchmark/benchmark.h>
 
@@ -31,26 +31,26 @@ void train_step(benchmark::State& state) {
         model.forward_backward(ids, targets, batch);
     };
     passes();
-    const Products products(model, tokens);
+    const Products products(model, tokens, kind);
     model.clear_balance();
-    double best_passes = 1e9, best_update = 1e9, best_step = 1e9, best_products = 1e9;
+    std::vector<double> of_passes, of_update, of_step, of_products, of_blocks;
     for (auto _ : state) {
-        const double forward_backward = seconds(passes);
-        const double update = seconds([&] {
+        of_passes.push_back(seconds(passes));
+        of_update.push_back(seconds([&] {
             optimizer.step(model.context(), 1e-4, model.weights(), model.gradients());
             model.update_balance();
-        });
-        best_passes = (std::min)(best_passes, forward_backward), best_update = (std::min)(best_update, update);
-        best_step = (std::min)(best_step, forward_backward + update);
-        best_products = (std::min)(best_products, seconds([&] { products.run(); }));
-        state.SetIterationTime(forward_backward + update);
+        }));
+        of_step.push_back(of_passes.back() + of_update.back());
+        of_products.push_back(seconds([&] { products.run(); }));
+        of_blocks.push_back(seconds([&] { products.run_blocks(); }));
+        state.SetIterationTime(of_step.back());
     }
-    state.counters["step"] = 1e3 * best_step, state.counters["forward_backward"] = 1e3 * best_passes;
-    state.counters["optimizer"] = 1e3 * best_update, state.counters["products"] = 1e3 * best_products;
-    state.counters["share"] = best_products / best_step,
-    state.counters["share_of_passes"] = best_products / best_passes;
-    state.counters["tokens/s"] = static_cast<double>(tokens) / best_step;
-    state.counters["gflops"] = 1e-9 * products.flops() / best_products;
+    const double in_passes = median(of_products), in_step = in_passes + median(of_blocks), step = median(of_step);
+    state.counters["step"] = 1e3 * step, state.counters["forward_backward"] = 1e3 * median(of_passes);
+    state.counters["optimizer"] = 1e3 * median(of_update), state.counters["products"] = 1e3 * in_step;
+    state.counters["share"] = in_step / step, state.counters["share_of_passes"] = in_passes / median(of_passes);
+    state.counters["tokens/s"] = static_cast<double>(tokens) / step;
+    state.counters["gflops"] = 1e-9 * products.flops() / in_step;
     static const double fma = fma_rate();
     state.counters["fma"] = 1e-9 * fma;
 }

@@ -169,7 +169,7 @@ struct Moe {
           dy(tokens, config.hidden_size, 2),
           dx(tokens, config.hidden_size) {
         ParameterTable table;
-        params.fields(config, table);
+        params.fields(config, FieldBinder<float, float>(table));
         weights = Buffer<float>(table.size());
         gradients = Buffer<float>(table.size());
         params.fields(config, FieldBinder<float, float>(weights.data(), weights.data()));

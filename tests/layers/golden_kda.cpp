@@ -14,21 +14,22 @@ void check(KdaImplementation implementation, int chunk, double tolerance) {
     ModelConfig config = presets::golden;
     config.kda_implementation = implementation;
     config.kda_chunk_size = chunk;
-    KdaLayerCase<T> layer(config, Sequences::uniform(shape[0], shape[1]));
-    layer.x = Matrix<T>::of(shape[0] * shape[1], shape[2], golden.values("kda_layer.in.x"));
-    layer.dy = Matrix<T>::of(shape[0] * shape[1], shape[2], golden.values("kda_layer.probe.y"));
-    for (const ParameterInfo& entry : layer.fields.entries) {
-        BOOST_TEST(golden.shape("kda_layer.in." + entry.name) == entry.shape, boost::test_tools::per_element());
-        const std::vector<double> values = golden.values("kda_layer.in." + entry.name);
-        std::ranges::transform(values, layer.fields.weight(entry).begin(),
-                               [](double value) { return static_cast<T>(value); });
-    }
-    layer.run(Context<Cpu>(2));
-    KIMIK3_CHECK_CLOSE(layer.y.values(), golden.values("kda_layer.out.y"), tolerance);
-    KIMIK3_CHECK_CLOSE(layer.dx.values(), golden.values("kda_layer.grad.x"), tolerance);
-    for (const ParameterInfo& entry : layer.fields.entries)
-        KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry),
-                                 golden.values("kda_layer.grad." + entry.name), tolerance);
+    with_kda_layer<T>(config, Sequences::uniform(shape[0], shape[1]), [&](auto& layer) {
+        layer.x = Matrix<T>::of(shape[0] * shape[1], shape[2], golden.values("kda_layer.in.x"));
+        layer.dy = Matrix<T>::of(shape[0] * shape[1], shape[2], golden.values("kda_layer.probe.y"));
+        for (const ParameterInfo& entry : layer.fields.entries) {
+            BOOST_TEST(golden.shape("kda_layer.in." + entry.name) == entry.shape, boost::test_tools::per_element());
+            const std::vector<double> values = golden.values("kda_layer.in." + entry.name);
+            std::ranges::transform(values, layer.fields.weight(entry).begin(),
+                                   [](double value) { return static_cast<T>(value); });
+        }
+        layer.run(Context<Cpu>(2));
+        KIMIK3_CHECK_CLOSE(layer.y.values(), golden.values("kda_layer.out.y"), tolerance);
+        KIMIK3_CHECK_CLOSE(layer.dx.values(), golden.values("kda_layer.grad.x"), tolerance);
+        for (const ParameterInfo& entry : layer.fields.entries)
+            KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry),
+                                     golden.values("kda_layer.grad." + entry.name), tolerance);
+    });
 }
 
 }  // namespace

@@ -32,10 +32,10 @@ std::vector<T> rows_of(Matrix<T>& m, Index begin, Index count) {
     return m.values(begin, begin + count);
 }
 
-template <class T>
-void check_split(KdaLayerCase<T>& layer, const std::vector<Index>& pieces, double tolerance) {
+template <class T, KdaImplementation implementation>
+void check_split(KdaLayerCase<T, implementation>& layer, const std::vector<Index>& pieces, double tolerance) {
     const Context<Cpu> ctx(2);
-    KdaDecoder<T> decoder(layer, 1);
+    KdaDecoder decoder(layer, 1);
     std::vector<T> all;
     Index past = 0;
     for (Index piece : pieces) {
@@ -54,8 +54,8 @@ BOOST_AUTO_TEST_CASE(fused_and_chunkwise_are_the_same_layer) {
     const auto check = [](auto zero, double tolerance) {
         using T = decltype(zero);
         const Sequences seq({0, 70, 70, 71, 104});
-        KdaLayerCase<T> fused(config_of(KdaImplementation::fused), seq),
-            chunkwise(config_of(KdaImplementation::chunkwise), seq);
+        KdaLayerCase<T, KdaImplementation::fused> fused(config_of(KdaImplementation::fused), seq);
+        KdaLayerCase<T, KdaImplementation::chunkwise> chunkwise(config_of(KdaImplementation::chunkwise), seq);
         fused.run(Context<Cpu>(2));
         chunkwise.run(Context<Cpu>(2));
         KIMIK3_CHECK_CLOSE(fused.y.values(), chunkwise.y.values(), tolerance);
@@ -71,25 +71,26 @@ BOOST_AUTO_TEST_CASE(fused_and_chunkwise_are_the_same_layer) {
 BOOST_AUTO_TEST_CASE(every_gradient_agrees_with_differences_under_every_switch) {
     const Context<Cpu> ctx(1);
     for (const ModelConfig& config : configs()) {
-        KdaLayerCase<double> layer(config, Sequences({0, 3, 20}));
-        layer.run(ctx);
-        const auto loss = [&] {
-            layer.forward(ctx);
-            return probed(layer.y, layer.dy);
-        };
-        KIMIK3_CHECK_CLOSE(layer.dx.values(), difference_gradient(layer.x.span(), loss, 1e-4), 1e-8);
-        for (const ParameterInfo& entry : layer.fields.entries)
-            KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry),
-                                     difference_gradient(layer.fields.weight(entry), loss, 1e-4), 1e-8);
+        with_kda_layer<double>(config, Sequences({0, 3, 20}), [&](auto& layer) {
+            layer.run(ctx);
+            const auto loss = [&] {
+                layer.forward(ctx);
+                return probed(layer.y, layer.dy);
+            };
+            KIMIK3_CHECK_CLOSE(layer.dx.values(), difference_gradient(layer.x.span(), loss, 1e-4), 1e-8);
+            for (const ParameterInfo& entry : layer.fields.entries)
+                KIMIK3_CHECK_CLOSE_NAMED(entry.name, layer.fields.gradient(entry),
+                                         difference_gradient(layer.fields.weight(entry), loss, 1e-4), 1e-8);
+        });
     }
 }
 
 BOOST_AUTO_TEST_CASE(parameters_are_named_shaped_and_ruled_as_in_the_checkpoint) {
+    using Layer = KdaLayer<KdaImplementation::fused, Cpu, float>;
     ModelConfig config = presets::golden;
     const auto names = [&] {
         std::string all;
-        for (const ParameterInfo& entry : LayerParameters<KdaLayer<Cpu, float>, float>(config).entries)
-            all += entry.name + " ";
+        for (const ParameterInfo& entry : LayerParameters<Layer, float>(config).entries) all += entry.name + " ";
         return all;
     };
     BOOST_TEST(
@@ -98,7 +99,7 @@ BOOST_AUTO_TEST_CASE(parameters_are_named_shaped_and_ruled_as_in_the_checkpoint)
         "f_b_proj.weight b_proj.weight A_log dt_bias g_proj.weight o_norm.weight o_proj.weight ");
     config.kda_output_gate = false;
     BOOST_TEST(names().find("g_proj") == std::string::npos);
-    LayerParameters<KdaLayer<Cpu, float>, float> fields(config);
+    LayerParameters<Layer, float> fields(config);
     for (const ParameterInfo& entry : fields.entries) {
         const bool conv = entry.name.find("conv1d") != std::string::npos;
         BOOST_TEST(entry.rule.decay == (entry.shape.size() >= 2 && !conv), entry.name);
@@ -111,11 +112,12 @@ BOOST_AUTO_TEST_CASE(threads_change_no_bit) {
     for (KdaImplementation implementation : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
         std::vector<std::vector<float>> results;
         for (int threads : {1, 2, 3}) {
-            KdaLayerCase<float> layer(config_of(implementation), Sequences({0, 40, 57}));
-            layer.run(Context<Cpu>(threads));
-            results.push_back(layer.y.values());
-            for (float value : layer.dx.values()) results.back().push_back(value);
-            results.back().insert(results.back().end(), layer.fields.gradients.begin(), layer.fields.gradients.end());
+            with_kda_layer<float>(config_of(implementation), Sequences({0, 40, 57}), [&](auto& layer) {
+                layer.run(Context<Cpu>(threads));
+                results.push_back(layer.y.values());
+                for (float value : layer.dx.values()) results.back().push_back(value);
+                for (float value : layer.fields.gradients) results.back().push_back(value);
+            });
         }
         BOOST_TEST(same_bits(results[0], results[1]));
         BOOST_TEST(same_bits(results[0], results[2]));
@@ -124,34 +126,37 @@ BOOST_AUTO_TEST_CASE(threads_change_no_bit) {
 
 BOOST_AUTO_TEST_CASE(a_batch_without_tokens_is_no_work) {
     for (const ModelConfig& config : configs()) {
-        KdaLayerCase<double> layer(config, Sequences({0, 0, 0}));
-        layer.run(Context<Cpu>(2));
-        BOOST_TEST(std::ranges::all_of(layer.fields.gradients, [](double value) { return value == 0.0; }));
+        with_kda_layer<double>(config, Sequences({0, 0, 0}), [&](auto& layer) {
+            layer.run(Context<Cpu>(2));
+            BOOST_TEST(std::ranges::all_of(layer.fields.gradients, [](double value) { return value == 0.0; }));
+        });
     }
 }
 
 BOOST_AUTO_TEST_CASE(b09_any_split_of_a_prompt_is_the_whole_prompt) {
     for (KdaImplementation implementation : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
-        KdaLayerCase<float> layer(config_of(implementation), Sequences::uniform(1, 64));
-        layer.forward(Context<Cpu>(2));
-        for (const std::vector<Index>& pieces : std::vector<std::vector<Index>>{{64},
-                                                                                {16, 16, 16, 16},
-                                                                                {7, 57},
-                                                                                {63, 1},
-                                                                                {0, 5, 0, 59},
-                                                                                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9},
-                                                                                std::vector<Index>(64, 1)})
-            check_split(layer, pieces, 1e-5);
+        with_kda_layer<float>(config_of(implementation), Sequences::uniform(1, 64), [&](auto& layer) {
+            layer.forward(Context<Cpu>(2));
+            for (const std::vector<Index>& pieces : std::vector<std::vector<Index>>{{64},
+                                                                                    {16, 16, 16, 16},
+                                                                                    {7, 57},
+                                                                                    {63, 1},
+                                                                                    {0, 5, 0, 59},
+                                                                                    {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9},
+                                                                                    std::vector<Index>(64, 1)})
+                check_split(layer, pieces, 1e-5);
+        });
     }
 }
 
 BOOST_AUTO_TEST_CASE(b21_a_prompt_shorter_than_the_kernel_then_single_steps) {
     for (const ModelConfig& config : configs()) {
-        KdaLayerCase<double> layer(config, Sequences::uniform(1, 8));
-        layer.forward(Context<Cpu>(1));
-        check_split(layer, {1, 1, 1, 1, 1, 1, 1, 1}, 1e-11);
-        check_split(layer, {2, 1, 1, 1, 1, 1, 1}, 1e-11);
-        check_split(layer, {3, 1, 1, 1, 1, 1}, 1e-11);
+        with_kda_layer<double>(config, Sequences::uniform(1, 8), [&](auto& layer) {
+            layer.forward(Context<Cpu>(1));
+            check_split(layer, {1, 1, 1, 1, 1, 1, 1, 1}, 1e-11);
+            check_split(layer, {2, 1, 1, 1, 1, 1, 1}, 1e-11);
+            check_split(layer, {3, 1, 1, 1, 1, 1}, 1e-11);
+        });
     }
 }
 
@@ -159,49 +164,52 @@ BOOST_AUTO_TEST_CASE(b12_interleaved_sequences_are_each_alone) {
     const std::vector<Index> lengths{1, 2, 3, 17, 64}, slots{3, 0, 5, 1, 4};
     const Context<Cpu> ctx(2);
     for (KdaImplementation implementation : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
-        KdaLayerCase<float> layer(config_of(implementation), Sequences::uniform(5, 64 + 24));
-        layer.forward(ctx);
-        KdaDecoder<float> decoder(layer, 6);
-        std::vector<Index> past(5, 0);
-        Philox numbers(7);
-        for (int step = -1; step < 24; ++step) {
-            std::vector<std::vector<float>> tokens;
-            std::vector<Index> used, used_slots, used_past;
-            for (Index s = 0; s < 5; ++s) {
-                if (step >= 0 && numbers.uniform() < 0.5) continue;
-                tokens.push_back(rows_of(layer.x, s * 88 + past[to_size(s)], step < 0 ? lengths[to_size(s)] : 1));
-                used.push_back(s), used_slots.push_back(slots[to_size(s)]), used_past.push_back(past[to_size(s)]);
+        with_kda_layer<float>(config_of(implementation), Sequences::uniform(5, 64 + 24), [&](auto& layer) {
+            layer.forward(ctx);
+            KdaDecoder decoder(layer, 6);
+            std::vector<Index> past(5, 0);
+            Philox numbers(7);
+            for (int step = -1; step < 24; ++step) {
+                std::vector<std::vector<float>> tokens;
+                std::vector<Index> used, used_slots, used_past;
+                for (Index s = 0; s < 5; ++s) {
+                    if (step >= 0 && numbers.uniform() < 0.5) continue;
+                    tokens.push_back(rows_of(layer.x, s * 88 + past[to_size(s)], step < 0 ? lengths[to_size(s)] : 1));
+                    used.push_back(s), used_slots.push_back(slots[to_size(s)]), used_past.push_back(past[to_size(s)]);
+                }
+                const std::vector<float> y = decoder.take(ctx, tokens, used_slots, used_past);
+                auto from = y.begin();
+                for (std::size_t i = 0; i < used.size(); ++i) {
+                    const Index s = used[i], count = static_cast<Index>(tokens[i].size()) / layer.config.hidden_size;
+                    const std::vector<float> got(from, from + static_cast<std::ptrdiff_t>(tokens[i].size()));
+                    KIMIK3_CHECK_CLOSE(got, rows_of(layer.y, s * 88 + past[to_size(s)], count), 1e-5);
+                    from += static_cast<std::ptrdiff_t>(tokens[i].size());
+                    past[to_size(s)] += count;
+                }
             }
-            const std::vector<float> y = decoder.take(ctx, tokens, used_slots, used_past);
-            auto from = y.begin();
-            for (std::size_t i = 0; i < used.size(); ++i) {
-                const Index s = used[i], count = static_cast<Index>(tokens[i].size()) / layer.config.hidden_size;
-                const std::vector<float> got(from, from + static_cast<std::ptrdiff_t>(tokens[i].size()));
-                KIMIK3_CHECK_CLOSE(got, rows_of(layer.y, s * 88 + past[to_size(s)], count), 1e-5);
-                from += static_cast<std::ptrdiff_t>(tokens[i].size());
-                past[to_size(s)] += count;
-            }
-        }
+        });
     }
 }
 
 BOOST_AUTO_TEST_CASE(b12_nan_in_a_slot_stays_in_its_sequence_and_no_past_ignores_it) {
     const Context<Cpu> ctx(2);
     for (KdaImplementation implementation : {KdaImplementation::chunkwise, KdaImplementation::fused}) {
-        KdaLayerCase<float> layer(config_of(implementation), Sequences::uniform(3, 20));
-        layer.forward(ctx);
-        KdaDecoder<float> decoder(layer, 3);  // every slot holds NaN
-        const std::size_t width = to_size(layer.config.hidden_size);
-        decoder.take(ctx, {rows_of(layer.x, 0, 19), {}, rows_of(layer.x, 40, 19)}, {0, 1, 2}, {0, 0, 0});
-        const std::vector<float> y = decoder.take(
-            ctx, {rows_of(layer.x, 19, 1), rows_of(layer.x, 39, 1), rows_of(layer.x, 59, 1)}, {0, 1, 2}, {19, 19, 19});
-        BOOST_TEST(std::isnan(y[width]));
-        const auto row = [&](std::size_t s) {
-            return std::vector<float>(y.begin() + static_cast<std::ptrdiff_t>(s * width),
-                                      y.begin() + static_cast<std::ptrdiff_t>((s + 1) * width));
-        };
-        KIMIK3_CHECK_CLOSE(row(0), rows_of(layer.y, 19, 1), 1e-5);
-        KIMIK3_CHECK_CLOSE(row(2), rows_of(layer.y, 59, 1), 1e-5);
+        with_kda_layer<float>(config_of(implementation), Sequences::uniform(3, 20), [&](auto& layer) {
+            layer.forward(ctx);
+            KdaDecoder decoder(layer, 3);  // every slot holds NaN
+            const std::size_t width = to_size(layer.config.hidden_size);
+            decoder.take(ctx, {rows_of(layer.x, 0, 19), {}, rows_of(layer.x, 40, 19)}, {0, 1, 2}, {0, 0, 0});
+            const std::vector<std::vector<float>> last{rows_of(layer.x, 19, 1), rows_of(layer.x, 39, 1),
+                                                       rows_of(layer.x, 59, 1)};
+            const std::vector<float> y = decoder.take(ctx, last, {0, 1, 2}, {19, 19, 19});
+            BOOST_TEST(std::isnan(y[width]));
+            const auto row = [&](std::size_t s) {
+                return std::vector<float>(y.begin() + static_cast<std::ptrdiff_t>(s * width),
+                                          y.begin() + static_cast<std::ptrdiff_t>((s + 1) * width));
+            };
+            KIMIK3_CHECK_CLOSE(row(0), rows_of(layer.y, 19, 1), 1e-5);
+            KIMIK3_CHECK_CLOSE(row(2), rows_of(layer.y, 59, 1), 1e-5);
+        });
     }
 }
 

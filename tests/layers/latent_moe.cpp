@@ -308,7 +308,7 @@ BOOST_AUTO_TEST_CASE(the_field_list_has_the_released_names_and_the_optimizer_gro
     for (const ParameterInfo& entry : moe.fields.entries) {
         BOOST_TEST(entry.rule.decay == (entry.shape.size() == 2));
         BOOST_TEST(
-            (entry.rule.muon_blocks == (entry.shape.size() == 2 ? std::vector<Index>{0} : std::vector<Index>{})));
+            (entry.rule.muon_blocks == (entry.shape.size() == 2 ? Extents{0} : Extents{})));
         BOOST_TEST(entry.rule.trained == (entry.name != "gate.e_score_correction_bias"));
     }
     const MoeLayer<float> plain(with(small_config(), 5, 2, true, false, 0), 1);

@@ -218,7 +218,7 @@ BOOST_AUTO_TEST_CASE(b39_the_first_loss_is_that_of_a_guess) {
 BOOST_AUTO_TEST_CASE(b38_parameters_are_counted_by_hand) {
     const auto table = [](auto model_params, const ModelConfig& c) {
         ParameterTable table;
-        model_params.fields(c, table);
+        model_params.fields(c, FieldBinder<float, float>(table));
         return table.entries();
     };
     const ModelConfig &large = presets::k3_300m;

@@ -71,6 +71,38 @@ BOOST_AUTO_TEST_CASE(every_form_equals_plain_sums_at_any_size_and_stride) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(several_products_of_one_matrix_are_each_alone_bit_for_bit) {
+    for (int threads : {1, 2, 3}) {
+        const Context<Cpu> ctx(threads);
+        for (Index rows : {0, 1, 7, 8, 20}) {
+            for (Index inner : {0, 5, 70}) {
+                Matrix<float> a = Matrix<float>::random(rows, inner, 1);
+                std::vector<Matrix<float>> weights, together, alone;
+                std::vector<RowProduct<float>> products;
+                for (Index cols : {1, 0, 3, 130, 64, 4, 259}) {
+                    weights.push_back(Matrix<float>::random(cols, inner, 2 + static_cast<std::uint64_t>(cols)));
+                    together.emplace_back(rows, cols);
+                    alone.emplace_back(rows, cols);
+                }
+                for (std::size_t p = 0; p < weights.size(); ++p) {
+                    products.push_back({weights[p].view(), together[p].view()});
+                    matmul_nt(ctx, a, weights[p], alone[p].view(), Add::no);
+                }
+                matmul_nt_all(ctx, a, std::span<const RowProduct<float>>(products));
+                for (std::size_t p = 0; p < weights.size(); ++p)
+                    BOOST_TEST(same_bits(together[p].values(), alone[p].values()));
+            }
+        }
+    }
+}
+
+BOOST_AUTO_TEST_CASE(several_products_refuse_a_wrong_shape) {
+    const Context<Cpu> ctx(1);
+    Matrix<float> a(2, 5), weight(3, 4), out(2, 3);
+    const RowProduct<float> product{weight.view(), out.view()};
+    BOOST_CHECK_THROW(matmul_nt_all(ctx, a, std::span<const RowProduct<float>>(&product, 1)), Error);
+}
+
 BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {
     for (Index rows : {1, 5, 8, 61}) {
         Matrix<float> a = Matrix<float>::random(rows, 67, 1), b = Matrix<float>::random(259, 67, 2),

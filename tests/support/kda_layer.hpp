@@ -27,9 +27,9 @@ auto bound(Buffer<std::byte>& memory, Bind&& bind) {
     return bind(arena);
 }
 
-template <class T>
+template <class T, KdaImplementation implementation>
 struct KdaLayerCase {
-    using Layer = KdaLayer<Cpu, T>;
+    using Layer = KdaLayer<implementation, Cpu, T>;
 
     KdaLayerCase(const ModelConfig& c, Sequences sequences, std::uint64_t seed = 1)
         : config(c),
@@ -60,12 +60,24 @@ struct KdaLayerCase {
     typename Layer::Saved saved{};
 };
 
-/// Slots of decoding state for a layer, NaN to begin with, and runs of tokens through them.
-template <class T>
-struct KdaDecoder {
-    using Layer = KdaLayer<Cpu, T>;
+/// body(layer) with the layer that the config asks for.
+template <class T, class Body>
+void with_kda_layer(const ModelConfig& config, const Sequences& seq, Body&& body) {
+    if (config.kda_implementation == KdaImplementation::fused) {
+        KdaLayerCase<T, KdaImplementation::fused> layer(config, seq);
+        body(layer);
+    } else {
+        KdaLayerCase<T, KdaImplementation::chunkwise> layer(config, seq);
+        body(layer);
+    }
+}
 
-    KdaDecoder(KdaLayerCase<T>& owner, Index slots) : layer(owner) {
+/// Slots of decoding state for a layer, NaN to begin with, and runs of tokens through them.
+template <class T, KdaImplementation implementation>
+struct KdaDecoder {
+    using Layer = KdaLayer<implementation, Cpu, T>;
+
+    KdaDecoder(KdaLayerCase<T, implementation>& owner, Index slots) : layer(owner) {
         state = bound(memory, [&](Arena& arena) { return Layer::bind_state(arena, owner.config, slots, 64); });
     }
 
@@ -87,7 +99,7 @@ struct KdaDecoder {
         return y.values();
     }
 
-    KdaLayerCase<T>& layer;
+    KdaLayerCase<T, implementation>& layer;
     Buffer<std::byte> memory;
     typename Layer::State state{};
 };

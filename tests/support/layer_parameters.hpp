@@ -18,7 +18,7 @@ public:
     /// Weights are normal numbers of that scale, norms about one; gradients are zero.
     explicit LayerParameters(const ModelConfig& config, std::uint64_t seed = 1, double scale = 0.3) {
         ParameterTable table;
-        params.fields(config, table);
+        params.fields(config, FieldBinder<T, T>(table));
         entries = table.entries();
         weights.assign(to_size(table.size()), T(0));
         gradients.assign(weights.size(), T(0));

@@ -67,7 +67,7 @@ BOOST_AUTO_TEST_CASE(b70_an_arena_and_sequences_count_beyond_2_31) {
 BOOST_AUTO_TEST_CASE(b70_parameters_beyond_2_31_are_laid_out_one_after_another) {
     static_assert(valid<huge>);
     ParameterTable table;
-    ModelParams<schedule_of<huge>, Cpu, float, float>{}.fields(huge, table);
+    ModelParams<schedule_of<huge>, Cpu, float, float>{}.fields(huge, FieldBinder<float, float>(table));
     const std::vector<ParameterInfo>& entries = table.entries();
     Index end = 0, experts = 0;
     for (const ParameterInfo& tensor : entries) {

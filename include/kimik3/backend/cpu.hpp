@@ -99,7 +99,7 @@ private:
     static void wait_a_little(int turn) {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
         __builtin_ia32_pause();
-        if (turn % 64 != 63) return;
+        if (turn % 1024 != 1023) return;
 #endif
         std::this_thread::yield();
     }
@@ -132,10 +132,9 @@ public:
     /// its own, and ranges begin at multiples of it.
     template <class Body>
     void parallel(Index count, Index grain, Body&& body) const {
-        const Index units = ceil_div(count, grain), parts = std::min<Index>(units, threads());
-        parallel_tasks(parts, [&](Index part, int) {
-            body(units * part / parts * grain, (std::min)(count, units * (part + 1) / parts * grain));
-        });
+        using Plain = std::remove_reference_t<Body>;
+        run({nullptr, [](void* of, Index begin, Index end) { (*static_cast<Plain*>(of))(begin, end); }, &body,
+             (std::min)(ceil_div(count, grain), Index{threads()}), count, grain});
     }
 
     /// body(task, thread) for every task in [0, count); threads take the next one as they become free, so tasks may be
@@ -143,7 +142,7 @@ public:
     template <class Body>
     void parallel_tasks(Index count, Body&& body) const {
         using Plain = std::remove_reference_t<Body>;
-        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, &body, count});
+        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, nullptr, &body, count});
     }
 
     /// count numbers of scratch memory that belong to one thread until it asks again. It grows when it must and is then
@@ -159,16 +158,22 @@ public:
     }
 
 private:
-    /// Not a template, so that a body costs the compiler one call and no loop.
+    /// Not a template, so that a body costs the compiler one call and no loop. Either body is called: with a task, or with
+    /// the range of size elements, in units of grain, that is the task's.
     struct Tasks {
-        void (*body)(void*, Index, int);
+        void (*of_task)(void*, Index, int);
+        void (*of_range)(void*, Index, Index);
         void* argument;
-        Index count;
+        Index count, size = 0, grain = 1;
         std::atomic<Index> next{0};
 
         void take(int thread) {
-            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;)
-                body(argument, task, thread);
+            const Index units = ceil_div(size, grain);
+            for (Index task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+                if (of_task != nullptr) of_task(argument, task, thread);
+                else of_range(argument, units * task / count * grain,
+                              (std::min)(size, units * (task + 1) / count * grain));
+            }
         }
     };
     void run(Tasks tasks) const {

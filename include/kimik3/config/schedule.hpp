@@ -11,9 +11,13 @@
 
 namespace kimik3 {
 
-struct Kda {
+template <KdaImplementation which>
+struct KdaOf {
     static constexpr char letter = 'K';
+    static constexpr KdaImplementation implementation = which;
 };
+using Kda = KdaOf<KdaImplementation::fused>;
+using ChunkwiseKda = KdaOf<KdaImplementation::chunkwise>;
 struct GatedMla {
     static constexpr char letter = 'M';
 };
@@ -36,8 +40,9 @@ using LayerList = TypeList<Blocks...>;
 namespace detail {
 
 template <ModelConfig config, Index layer>
-using block_of = DecoderBlock<std::conditional_t<config.layer_types[layer] == Kda::letter, Kda, GatedMla>,
-                              std::conditional_t<(layer < config.num_dense_layers), DenseFfn, LatentMoe>>;
+using block_of = DecoderBlock<
+    std::conditional_t<config.layer_types[layer] == Kda::letter, KdaOf<config.kda_implementation>, GatedMla>,
+    std::conditional_t<(layer < config.num_dense_layers), DenseFfn, LatentMoe>>;
 
 template <ModelConfig config, Index... layer>
 LayerList<block_of<config, layer>...> layers_of(std::integer_sequence<Index, layer...>);
@@ -63,6 +68,8 @@ constexpr bool schedule_agrees() {
         using Block = typename Schedule::template at<layer>;
         agrees = agrees && Block::Attention::letter == config.layer_types[layer] &&
                  Block::FeedForward::dense == (layer < config.num_dense_layers);
+        if constexpr (requires { Block::Attention::implementation; })
+            agrees = agrees && Block::Attention::implementation == config.kda_implementation;
     });
     return agrees;
 }

@@ -16,16 +16,34 @@ public:
     using std::runtime_error::runtime_error;
 };
 
+namespace detail {
+
+// Checking every sentence against its arguments while compiling costs a program a second or more, so it is done where the
+// library itself is tested.
+#ifdef KIMIK3_CHECK_SENTENCES
+template <class... Args>
+using Sentence = fmt::format_string<Args...>;
+#else
+template <class... Args>
+using Sentence = fmt::string_view;
+#endif
+
+[[noreturn, gnu::noinline]] inline void fail_with(fmt::string_view sentence, fmt::format_args args) {
+    throw Error(fmt::vformat(sentence, args));
+}
+
+}  // namespace detail
+
 /// Throws Error with the formatted sentence.
 template <class... Args>
-[[noreturn]] void fail(fmt::format_string<Args...> sentence, Args&&... args) {
-    throw Error(fmt::format(sentence, std::forward<Args>(args)...));
+[[noreturn]] void fail(detail::Sentence<Args...> sentence, Args&&... args) {
+    detail::fail_with(sentence, fmt::make_format_args(args...));
 }
 
 /// Throws Error with the formatted sentence unless the rule holds. The sentence states the rule and shows the value:
 /// require(t <= limit, "a sequence has at most {} tokens, this one has {}", limit, t).
 template <class... Args>
-void require(bool rule_holds, fmt::format_string<Args...> sentence, Args&&... args) {
+void require(bool rule_holds, detail::Sentence<Args...> sentence, Args&&... args) {
     if (!rule_holds) fail(sentence, std::forward<Args>(args)...);
 }
 

@@ -29,10 +29,11 @@ struct AttnResSite {
 
         /// name: the head of both names, "mlp_res".
         template <class Visit>
-        void fields(const ModelConfig& c, const std::string& name, Visit&& visit) {
+        void fields(const ModelConfig& c, std::string_view name, Visit&& visit) {
             if (!c.attn_res) return;
-            visit(name + "_norm.weight", norm, c.hidden_size, FieldRule{.init = Init::ones, .decay = false});
-            visit(name + "_proj.weight", proj, c.hidden_size,
+            const auto scope = visit.within(name);
+            visit("_norm.weight", norm, c.hidden_size, FieldRule{.init = Init::ones, .decay = false});
+            visit("_proj.weight", proj, c.hidden_size,
                   FieldRule{.init = Init::zeros, .decay = false, .shape = {1, c.hidden_size}});
         }
     };

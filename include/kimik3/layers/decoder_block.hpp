@@ -21,8 +21,8 @@ struct LayerFor {
     static_assert(missing_overload<Kind>,
                   "kimik3: this layer kind has no layer: specialise LayerFor<Kind, Backend, T>");
 };
-template <class Backend, class T>
-struct LayerFor<Kda, Backend, T> : KdaLayer<Backend, T> {
+template <KdaImplementation which, class Backend, class T>
+struct LayerFor<KdaOf<which>, Backend, T> : KdaLayer<which, Backend, T> {
     static constexpr const char* prefix = "self_attn.";
 };
 template <class Backend, class T>
@@ -114,8 +114,12 @@ struct BlockLayer {
             visit("post_attention_layernorm.weight", post_attention_layernorm, c.hidden_size, norm);
             self_attention_res.fields(c, "self_attention_res", visit);
             mlp_res.fields(c, "mlp_res", visit);
-            attention.fields(c, PrefixedVisit(Attention::prefix, visit));
-            feed_forward.fields(c, PrefixedVisit(FeedForward::prefix, visit));
+            {
+                const auto scope = visit.within(Attention::prefix);
+                attention.fields(c, visit);
+            }
+            const auto scope = visit.within(FeedForward::prefix);
+            feed_forward.fields(c, visit);
         }
     };
     using Params = ParamsOf<T, A>;

@@ -39,8 +39,7 @@ struct GatedFfn {
 
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
                         MatrixView<T> y, Add add, Saved& s) {
-        linear_forward(ctx, x, p.gate_proj, s.gate);
-        linear_forward(ctx, x, p.up_proj, s.up);
+        linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
         linear_forward(ctx, s.hidden, p.down_proj, y, add);
     }

@@ -4,7 +4,7 @@
 //   o = KDA(unit q, unit k, v, gate(z; A_log, dt_bias), sigmoid b)
 //   y = W_o (RMSNorm_D(o) sigmoid(W_g x)), the output gate being optional
 // The chunkwise implementation composes one operation a step; the fused one is ops/kda_fused.hpp. A single new token
-// takes the recurrent step in both.
+// takes the recurrent step in both. Only the one that the type names is compiled.
 
 #include "kimik3/config/model_config.hpp"
 #include "kimik3/layers/linear.hpp"
@@ -22,8 +22,9 @@
 
 namespace kimik3 {
 
-template <class Backend, class T>
+template <KdaImplementation implementation, class Backend, class T>
 struct KdaLayer {
+    static constexpr bool fused = implementation == KdaImplementation::fused;
     using A = accumulator_t<T>;
 
     template <class Weight, class Kept>
@@ -92,7 +93,7 @@ struct KdaLayer {
         s.b = arena.matrix<T>(tokens, heads);
         s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
-        if (c.kda_implementation == KdaImplementation::fused) return s;
+        if constexpr (fused) return s;
         for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
         s.q_r = arena.matrix<A>(tokens, heads), s.k_r = arena.matrix<A>(tokens, heads);
         s.beta = arena.matrix<T>(tokens, heads);
@@ -186,31 +187,34 @@ private:
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                        Saved& s, MatrixView<A> kept, MatrixView<A> states) {
-        if (c.kda_implementation == KdaImplementation::fused)
-            return kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
-        l2_norm_forward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r);
-        l2_norm_forward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r);
-        decay_gate_forward(ctx, gate_form(c), s.z, p.A_log, p.dt_bias, s.g);
-        sigmoid_forward(ctx, s.b, s.beta);
-        if (states.rows == 0 && seq.longest() <= 1)
-            return kda_recurrent_forward(ctx, seq, c.kda_heads, unit_input(s, kept), s.o, kept);
-        kda_chunk_forward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, kept), s.o, kept, states);
+        if constexpr (fused) {
+            kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
+        } else {
+            l2_norm_forward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r);
+            l2_norm_forward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r);
+            decay_gate_forward(ctx, gate_form(c), s.z, p.A_log, p.dt_bias, s.g);
+            sigmoid_forward(ctx, s.b, s.beta);
+            const KdaInput<T> input = unit_input(s, kept);
+            if (states.rows == 0 && seq.longest() <= 1) kda_recurrent_forward(ctx, seq, c.kda_heads, input, s.o, kept);
+            else kda_chunk_forward(ctx, seq, c.kda_heads, c.kda_chunk_size, input, s.o, kept, states);
+        }
     }
 
     /// From the gradient of o in s.normed: those of q, k, v and b in their places, that of z in s.o.
     static void attend_backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                                 const Sequences& seq, Saved& s) {
-        if (c.kda_implementation == KdaImplementation::fused) {
+        if constexpr (fused) {
             const KdaRawGradient<T> gradient{s.q, s.k, s.v, s.o, s.b, g.A_log, g.dt_bias};
-            return kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}), s.states, s.normed, {}, gradient);
+            kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}), s.states, s.normed, {}, gradient);
+        } else {
+            const KdaGradient<T> gradient{s.q, s.k, s.v, s.g, s.b};
+            kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {},
+                               gradient);
+            l2_norm_backward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r, s.q);
+            l2_norm_backward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r, s.k);
+            decay_gate_backward(ctx, gate_form(c), s.g, s.z, p.A_log, p.dt_bias, s.o, g.A_log, g.dt_bias);
+            sigmoid_backward(ctx, s.b, s.beta, s.b);
         }
-        const KdaGradient<T> gradient{s.q, s.k, s.v, s.g, s.b};
-        kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {},
-                           gradient);
-        l2_norm_backward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r, s.q);
-        l2_norm_backward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r, s.k);
-        decay_gate_backward(ctx, gate_form(c), s.g, s.z, p.A_log, p.dt_bias, s.o, g.A_log, g.dt_bias);
-        sigmoid_backward(ctx, s.b, s.beta, s.b);
     }
 };
 

@@ -47,7 +47,8 @@ struct LatentMoeLayer {
             visit.experts("experts.{}.w3.weight", w3, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w2.weight", w2, Index{c.num_experts}, latent, inner, whole);
             if (c.num_shared_experts > 0) {
-                shared_experts.fields(width, c.shared_intermediate_size(), PrefixedVisit("shared_experts.", visit));
+                const auto scope = visit.within("shared_experts.");
+                shared_experts.fields(width, c.shared_intermediate_size(), visit);
             }
         }
     };

@@ -43,7 +43,7 @@ public:
 
     /// Parameters start from the seed alone (model/initialise.hpp).
     explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
-        params_.fields(config, table_);
+        params_.fields(config, FieldBinder<T, A>(table_));
         weights_ = Buffer<A, Backend>(table_.size());
         gradients_ = Buffer<A, Backend>(table_.size());
         params_.fields(config, FieldBinder<T, A>(weights_.data(), weights_.data()));

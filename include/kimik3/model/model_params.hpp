@@ -33,7 +33,8 @@ struct ModelParams {
     void fields(const ModelConfig& c, Visit&& visit) {
         visit("model.embed_tokens.weight", embed_tokens, c.vocab_size, c.hidden_size, FieldRule{});
         static_for<Schedule::size>([&](auto layer) {
-            std::get<layer>(layers).fields(c, PrefixedVisit("model.layers." + std::to_string(layer) + ".", visit));
+            const auto scope = visit.within("model.layers." + std::to_string(layer) + ".");
+            std::get<layer>(layers).fields(c, visit);
         });
         output_attn_res.fields(c, "model.output_attn_res", visit);
         visit("model.norm.weight", norm, c.hidden_size, FieldRule{.init = Init::ones, .decay = false});

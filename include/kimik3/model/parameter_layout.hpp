@@ -1,96 +1,117 @@
 #pragma once
-// From field lists to one flat array: two visitors of fields (tensor/parameters.hpp). ParameterTable writes the table
-// with every tensor's name, shape and offset; FieldBinder walks the same list again and points the views into the
-// arrays.
+// From field lists to one flat array. FieldBinder is the visitor of fields (tensor/parameters.hpp): on a first walk it
+// fills a ParameterTable with every tensor's name, shape and offset, on a second one it points the views into the arrays
+// that the table measures.
 
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 
 namespace kimik3 {
-namespace detail {
-
-/// Elements that a field takes in the flat arrays: fields begin at multiples of 64 bytes of float.
-constexpr Index padded_field(Index count) {
-    return round_up(count, alignment_bytes / static_cast<Index>(sizeof(float)));
-}
-
-}  // namespace detail
 
 class ParameterTable {
 public:
-    template <class View>
-    void operator()(std::string_view name, View&, Index rows, Index cols, const FieldRule& rule) {
-        add(name, {rows, cols}, rule, 0);
-        close_field();
-    }
-    template <class View>
-    void operator()(std::string_view name, View&, Index size, const FieldRule& rule) {
-        add(name, {size}, rule, 0);
-        close_field();
-    }
-    template <class View>
-    void experts(std::string_view name, View&, Index experts, Index rows, Index cols, const FieldRule& rule) {
-        const std::size_t mark = name.find("{}");
-        for (Index e = 0; e < experts; ++e)
-            add(std::string(name.substr(0, mark)) + std::to_string(e) + std::string(name.substr(mark + 2)),
-                {rows, cols}, rule, experts);
-        close_field();
-    }
-
     /// Elements of a flat array that holds every tensor.
     Index size() const { return size_; }
     const std::vector<ParameterInfo>& entries() const { return entries_; }
 
-private:
-    void add(std::string_view name, std::vector<Index> shape, const FieldRule& rule, Index experts) {
+    void add(std::string name, Extents shape, const FieldRule& rule, Index offset, Index experts) {
+        if (!rule.shape.empty()) shape = rule.shape;
         Index count = 1;
-        for (Index extent : shape) count *= extent;
-        entries_.push_back(
-            {std::string(name), rule.shape.empty() ? std::move(shape) : rule.shape, size_, count, experts, rule});
-        size_ += count;
+        for (const Index extent : shape) count *= extent;
+        entries_.push_back({std::move(name), {shape.begin(), shape.end()}, offset, count, experts, rule});
     }
-    void close_field() { size_ = detail::padded_field(size_); }
+    void resize(Index size) { size_ = size; }
 
+private:
     std::vector<ParameterInfo> entries_;
     Index size_ = 0;
 };
 
-/// weights and kept: the flat arrays of the storage type and of the accumulator type (one array when the types are
-/// equal).
-template <class Weight, class Kept>
-class FieldBinder {
+namespace detail {
+
+/// The walk itself: not a template, so that a field costs the compiler one call.
+class FieldWalk {
 public:
-    FieldBinder(Weight* weights, Kept* kept) : weights_(weights), kept_(kept) {}
+    class Prefix {
+    public:
+        Prefix(std::string& whole, std::string_view part) : whole_(whole), length_(whole.size()) { whole.append(part); }
+        Prefix(const Prefix&) = delete;
+        Prefix& operator=(const Prefix&) = delete;
+        ~Prefix() { whole_.resize(length_); }
+
+    private:
+        std::string& whole_;
+        std::size_t length_;
+    };
+
+    [[nodiscard]] Prefix within(std::string_view prefix) { return {prefix_, prefix}; }
+
+protected:
+    explicit FieldWalk(ParameterTable* table) : table_(table) {}
+
+    /// The offset of a field, which begins at a multiple of 64 bytes of float; the table gets its tensors.
+    [[gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape, const FieldRule& rule) {
+        const Index begin = offset_;
+        Index count = 1;
+        for (const Index extent : shape) count *= extent;
+        offset_ += round_up(count * (std::max)(Index{1}, experts), alignment_bytes / static_cast<Index>(sizeof(float)));
+        if (table_ == nullptr) return begin;
+        if (experts == 0) table_->add(prefix_ + std::string(name), shape, rule, begin, 0);
+        const std::size_t mark = name.find("{}");
+        for (Index e = 0; e < experts; ++e)
+            table_->add(prefix_ + std::string(name.substr(0, mark)) + std::to_string(e) +
+                            std::string(name.substr(mark + 2)),
+                        shape, rule, begin + e * count, experts);
+        table_->resize(offset_);
+        return begin;
+    }
+
+private:
+    ParameterTable* table_;
+    std::string prefix_;
+    Index offset_ = 0;
+};
+
+}  // namespace detail
+
+/// Views of Weight lie in the array weights, those of Kept in the array kept (one array when the types are equal).
+template <class Weight, class Kept>
+class FieldBinder : public detail::FieldWalk {
+public:
+    /// Fills the table; the views get shapes and no memory.
+    explicit FieldBinder(ParameterTable& table) : FieldWalk(&table) {}
+    FieldBinder(Weight* weights, Kept* kept) : FieldWalk(nullptr), weights_(weights), kept_(kept) {}
 
     template <class T>
-    void operator()(std::string_view, MatrixView<T>& view, Index rows, Index cols, const FieldRule&) {
-        view = {place<T>(rows * cols), rows, cols};
+    void operator()(std::string_view name, MatrixView<T>& view, Index rows, Index cols, const FieldRule& rule) {
+        view = {at<T>(place(name, 0, {rows, cols}, rule)), rows, cols};
     }
     template <class T>
-    void operator()(std::string_view, VectorView<T>& view, Index size, const FieldRule&) {
-        view = {place<T>(size), size};
+    void operator()(std::string_view name, VectorView<T>& view, Index size, const FieldRule& rule) {
+        view = {at<T>(place(name, 0, {size}, rule)), size};
     }
     template <class T>
-    void experts(std::string_view, MatrixView<T>& view, Index experts, Index rows, Index cols, const FieldRule&) {
-        view = {place<T>(experts * rows * cols), experts * rows, cols};
+    void experts(std::string_view name, MatrixView<T>& view, Index experts, Index rows, Index cols,
+                 const FieldRule& rule) {
+        view = {at<T>(place(name, experts, {rows, cols}, rule)), experts * rows, cols};
     }
 
 private:
     template <class T>
-    T* place(Index count) {
-        const Index begin = offset_;
-        offset_ += detail::padded_field(count);
-        if constexpr (std::is_same_v<T, Weight>) return weights_ + begin;
-        else return kept_ + begin;
+    T* at(Index offset) const {
+        T* array = nullptr;
+        if constexpr (std::is_same_v<T, Weight>) array = weights_;
+        else array = kept_;
+        return array == nullptr ? nullptr : array + offset;
     }
 
-    Weight* weights_;
-    Kept* kept_;
-    Index offset_ = 0;
+    Weight* weights_ = nullptr;
+    Kept* kept_ = nullptr;
 };
 
 }  // namespace kimik3

@@ -3,9 +3,9 @@
 // lay all parameters out in one flat array and to fill the table of ParameterInfo below. Names, checkpoints,
 // initialisation, optimizer groups, weight decay, counting and gradient checks read the table and nothing else.
 
+#include <array>
+#include <initializer_list>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "kimik3/tensor/view.hpp"
@@ -20,22 +20,40 @@ enum class Init : std::uint8_t {
     dt_bias,  // inverse softplus of exp(U(ln 0.001, ln 0.1)): half-lives of 1.5 to 140 tokens (spec 2.9)
 };
 
+/// At most three sizes, without an allocation.
+struct Extents {
+    constexpr Extents() = default;
+    constexpr Extents(std::initializer_list<Index> sizes) {
+        for (const Index size : sizes) at[to_size(count++)] = size;
+    }
+
+    constexpr Index size() const { return count; }
+    constexpr bool empty() const { return count == 0; }
+    constexpr const Index* begin() const { return at.data(); }
+    constexpr const Index* end() const { return at.data() + count; }
+    friend constexpr bool operator==(const Extents&, const Extents&) = default;
+
+    std::array<Index, 3> at{};
+    Index count = 0;
+};
+
 /// What a field is, beyond its name and shape.
 struct FieldRule {
     Init init = Init::normal;
     /// Rows of the blocks that Muon orthogonalises one by one, cycled through: {} means AdamW, {0} the whole matrix,
     /// {D} blocks of D rows, {n, v} alternately n and v rows.
-    std::vector<Index> muon_blocks{};
+    Extents muon_blocks{};
     bool decay = true;
     bool trained = true;          // false: a buffer of the checkpoint that no optimizer touches
-    std::vector<Index> shape{};   // in the checkpoint, where it is not [rows, cols] or [size]
+    Extents shape{};         // in the checkpoint, where it is not [rows, cols] or [size]
 };
 
-/// A visitor of fields has three calls (name is the tail of the checkpoint name, rule a FieldRule):
+/// A visitor of fields (model/parameter_layout.hpp) has these calls; name is the tail of the checkpoint name:
 ///   visit(name, matrix view, rows, cols, rule)         a matrix [rows, cols]
 ///   visit(name, vector view, size, rule)               a vector [size]
 ///   visit.experts(name, matrix view, experts, rows, cols, rule)
 ///       experts matrices [rows, cols] one below the other; "{}" in the name stands for the expert
+///   visit.within(prefix)                               while the result lives, names have the prefix before them
 
 /// One tensor of the checkpoint and its place in the flat parameter array.
 struct ParameterInfo {
@@ -46,31 +64,5 @@ struct ParameterInfo {
     Index experts = 0;         // routed experts that this is one of; 0: not a routed expert
     FieldRule rule{};
 };
-
-/// Passes every field on with a prefix before its name.
-template <class Visit>
-class PrefixedVisit {
-public:
-    PrefixedVisit(std::string prefix, Visit& visit) : prefix_(std::move(prefix)), visit_(visit) {}
-    /// A prefix behind a prefix.
-    PrefixedVisit(const std::string& prefix, PrefixedVisit<Visit>& outer)
-        : PrefixedVisit(outer.prefix_ + prefix, outer.visit_) {}
-
-    template <class View, class... Rest>
-    void operator()(std::string_view name, View& view, Rest&&... rest) {
-        visit_(prefix_ + std::string(name), view, rest...);
-    }
-    template <class View, class... Rest>
-    void experts(std::string_view name, View& view, Rest&&... rest) {
-        visit_.experts(prefix_ + std::string(name), view, rest...);
-    }
-
-private:
-    std::string prefix_;
-    Visit& visit_;
-};
-
-template <class Visit>
-PrefixedVisit(std::string, PrefixedVisit<Visit>&) -> PrefixedVisit<Visit>;
 
 }  // namespace kimik3

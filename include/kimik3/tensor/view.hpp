@@ -70,14 +70,26 @@ using OutVector = VectorView<T>;
 template <class T>
 using InVector = std::type_identity_t<VectorView<const T>>;
 
+namespace detail {
+
+[[noreturn, gnu::noinline]] inline void fail_shape(const char* name, Index rows, Index cols, Index got_rows,
+                                                   Index got_cols) {
+    fail("{} must be [{}, {}], got [{}, {}]", name, rows, cols, got_rows, got_cols);
+}
+[[noreturn, gnu::noinline]] inline void fail_size(const char* name, Index size, Index got) {
+    fail("{} must have {} elements, got {}", name, size, got);
+}
+
+}  // namespace detail
+
 /// Throws unless a matrix has the shape that the operation expects of it.
 template <class T>
 void require_shape(const char* name, MatrixView<T> m, Index rows, Index cols) {
-    require(m.rows == rows && m.cols == cols, "{} must be [{}, {}], got [{}, {}]", name, rows, cols, m.rows, m.cols);
+    if (m.rows != rows || m.cols != cols) detail::fail_shape(name, rows, cols, m.rows, m.cols);
 }
 template <class T>
 void require_size(const char* name, VectorView<T> v, Index size) {
-    require(v.size == size, "{} must have {} elements, got {}", name, size, v.size);
+    if (v.size != size) detail::fail_size(name, size, v.size);
 }
 
 }  // namespace kimik3

@@ -49,7 +49,7 @@ inline void tile(const ParameterInfo& info, ParameterGroup& group) {
             "Muon takes matrices; '{}' of {} elements has the shape [{}]", info.name, info.count, listed(info.shape));
     const Index rows = info.shape[0];
     group.cols = info.shape[1];
-    group.block_rows = info.rule.muon_blocks;
+    group.block_rows.assign(info.rule.muon_blocks.begin(), info.rule.muon_blocks.end());
     if (group.block_rows == std::vector<Index>{0}) group.block_rows = {rows};
     Index cycle = 0;
     for (const Index block : group.block_rows) {

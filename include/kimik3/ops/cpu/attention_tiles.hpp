@@ -63,7 +63,7 @@ inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, 
         product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
         at += width;
     }
-    if (at < cols) product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, PartLane{at, cols - at}, add);
+    if (at < cols) product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, LaneAt{at, cols - at}, add);
 }
 
 /// c [rows, cols] (+)= a [rows, inner] b [inner, cols], for at most tile_rows rows.

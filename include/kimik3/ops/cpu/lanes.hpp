@@ -86,7 +86,7 @@ inline Lane<T> lane(T value) {
 struct WholeLane {
     Index begin;
     template <class T>
-    Lane<T> load(const T* from, T = T(0)) const {
+    Lane<T> load(const T* from) const {
         return Lane<T>::load(from + begin);
     }
     template <class T>
@@ -95,42 +95,63 @@ struct WholeLane {
     }
 };
 
-/// The last, incomplete lane: count elements at begin; the rest reads as padding and is not written.
-struct PartLane {
+/// The lane at element begin of a row with count elements from there on. Where they are fewer than a lane, the rest reads
+/// as padding and is not written. One kind for both, so that a loop's body is compiled once.
+struct LaneAt {
     Index begin, count;
     template <class T>
     Lane<T> load(const T* from, T padding = T(0)) const {
-        T numbers[to_size(lane_width<T>)];
-        std::fill_n(std::copy_n(from + begin, count, numbers), lane_width<T> - count, padding);
-        return Lane<T>::load(numbers);
+        if (count >= lane_width<T>) [[likely]] return Lane<T>::load(from + begin);
+        return load_part(from + begin, padding);
     }
     template <class T>
     void store(T* to, const std::type_identity_t<Lane<T>>& value) const {
+        if (count >= lane_width<T>) [[likely]] value.store(to + begin);
+        else store_part(to + begin, value);
+    }
+
+private:
+    template <class T>
+    [[gnu::noinline]] Lane<T> load_part(const T* from, T padding) const {
+        T numbers[to_size(lane_width<T>)];
+        std::fill_n(std::copy_n(from, count, numbers), lane_width<T> - count, padding);
+        return Lane<T>::load(numbers);
+    }
+    template <class T>
+    [[gnu::noinline]] void store_part(T* to, const Lane<T>& value) const {
         T numbers[to_size(lane_width<T>)];
         value.store(numbers);
-        std::copy_n(numbers, count, to + begin);
+        std::copy_n(numbers, count, to);
     }
 };
 
 /// body(at) for the lanes of count elements of type T; at.load(p) and at.store(p, lane) reach elements of any array.
 template <class T, class Body>
 inline void for_lanes(Index count, Body&& body) {
+    for (Index begin = 0; begin < count; begin += lane_width<T>) body(LaneAt{begin, count - begin});
+}
+
+/// The same with two kinds of lane: compiled twice, for bodies so short that asking at every load would be felt.
+template <class T, class Body>
+inline void for_whole_lanes_and_rest(Index count, Body&& body) {
     Index begin = 0;
     for (; begin + lane_width<T> <= count; begin += lane_width<T>) body(WholeLane{begin});
-    if (begin < count) body(PartLane{begin, count - begin});
+    if (begin < count) body(LaneAt{begin, count - begin});
 }
 
 /// Sum over count elements of term(at), a lane each; terms of the padding must be zero.
 template <class T, class Term>
 inline T sum_lanes(Index count, Term&& term) {
     Lane<T> total = lane(T(0));
-    for_lanes<T>(count, [&](auto at) { total += term(at); });
+    for_lanes<T>(count, [&](LaneAt at) { total += term(at); });
     return total.sum();
 }
 
 template <class T>
 inline T dot(const T* a, const T* b, Index count) {
-    return sum_lanes<T>(count, [&](auto at) -> Lane<T> { return at.load(a) * at.load(b); });
+    Lane<T> total = lane(T(0));
+    for_whole_lanes_and_rest<T>(count, [&](auto at) { total += at.load(a) * at.load(b); });
+    return total.sum();
 }
 
 /// total[c] += sum over rows of term(r, at), for all columns. Threads own columns, so the sum has one order.

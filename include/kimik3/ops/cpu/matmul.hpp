@@ -71,6 +71,7 @@ void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
 template <class T>
 void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
     constexpr int block = 4;
+    const Index ahead = block * b.stride;  // rows are too short for the processor to see where reading goes on
     for (Index n = first; n < last; n += block) {
         const int rows = static_cast<int>((std::min)(Index{block}, last - n));
         const T* weights[block];
@@ -79,9 +80,12 @@ void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
             const T* x = a.row(m);
             Lane<T> sum[block];
             for (int j = 0; j < block; ++j) sum[j] = lane(T(0));
-            for_lanes<T>(a.cols, [&](auto at) {
+            for_whole_lanes_and_rest<T>(a.cols, [&](auto at) {
                 const Lane<T> value = at.load(x);
-                for (int j = 0; j < block; ++j) sum[j] += value * at.load(weights[j]);
+                for (int j = 0; j < block; ++j) {
+                    __builtin_prefetch(weights[j] + at.begin + ahead);
+                    sum[j] += value * at.load(weights[j]);
+                }
             });
             for (int j = 0; j < rows; ++j) {
                 T& out = c(m, n + j);
@@ -104,6 +108,28 @@ void matmul_nt(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     }
     detail::parallel_rows(ctx, a.rows, [&](Index first, Index last) {
         detail::local_matmul_nt<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
+    });
+}
+
+template <class T>
+void matmul_nt_all(const Context<Cpu>& ctx, In<T> a, std::span<const RowProduct<T>> products) {
+    constexpr Index group = 4;  // of weight rows
+    Index groups = 0;
+    for (const RowProduct<T>& p : products) {
+        if (p.b.rows == 0) continue;
+        if (a.rows >= detail::few_rows) matmul_nt(ctx, a, p.b, p.c, Add::no);
+        require_shape("matmul_nt_all: c", p.c, a.rows, p.b.rows);
+        require_shape("matmul_nt_all: b", p.b, p.b.rows, a.cols);
+        groups += ceil_div(p.b.rows, group);
+    }
+    if (a.rows >= detail::few_rows) return;
+    ctx.parallel(groups, ceil_div(16384, group * (std::max)(Index{1}, a.cols)), [&](Index first, Index last) {
+        for (const RowProduct<T>& p : products) {
+            const Index own = ceil_div(p.b.rows, group), begin = (std::max)(Index{0}, first) * group,
+                        end = (std::min)(p.b.rows, last * group);
+            if (begin < end) detail::dot_rows<T>(a, p.b, p.c, Add::no, begin, end);
+            first -= own, last -= own;
+        }
     });
 }
 

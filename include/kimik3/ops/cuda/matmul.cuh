@@ -37,6 +37,12 @@ void matmul_nt(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
 }
 
 template <class T>
+void matmul_nt_all(const Context<Cuda>& ctx, In<T> a, std::span<const RowProduct<T>> products) {
+    for (const RowProduct<T>& p : products)
+        if (p.b.rows > 0) matmul_nt(ctx, a, p.b, p.c, Add::no);
+}
+
+template <class T>
 void matmul_nn(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     require_shape("matmul_nn: c", c, a.rows, b.cols);
     require_shape("matmul_nn: b", b, a.cols, b.cols);
