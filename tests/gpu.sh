@@ -47,7 +47,7 @@ esac
 
 build=${KIMIK3_GPU_BUILD:-build/gpu}
 arch=${KIMIK3_CUDA_ARCH:-90a}
-flags=(-std=c++20 -O2 "-gencode=arch=compute_$arch,code=sm_$arch" --extended-lambda --expt-relaxed-constexpr -diag-suppress 554,20011,20014 -lineinfo
+flags=(-std=c++20 -O2 "-gencode=arch=compute_$arch,code=sm_$arch" --extended-lambda --expt-relaxed-constexpr -diag-suppress 128,554,20011,20014 -lineinfo
        -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -DEIGEN_NO_CUDA -DEIGEN_DONT_VECTORIZE -DEIGEN_DONT_PARALLELIZE -DBOOST_TEST_ALTERNATIVE_INIT_API
        -Iinclude -Itests -isystem "${EIGEN_INCLUDE:-/usr/include/eigen3}")
 mkdir -p "$build"
