@@ -23,7 +23,7 @@ inline void describe_checkpoint(CLI::App& app, CheckpointArguments& a) {
 }
 
 inline void describe_run(CLI::App& app, CheckpointArguments& a) {
-    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+    app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(CLI::NonNegativeNumber);
 }
 
 /// The text of a file, or of standard input where the path is -; option names it in messages.
@@ -44,7 +44,7 @@ int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArgu
     }
     try {
         const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
-        return with_preset(read_config_json(config), "the model of '" + config + "'", body, config) ? 0 : 130;
+        return with_preset(read_config_json(config), a.device, "the model of '" + config + "'", body, config) ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
         return 1;

@@ -213,9 +213,10 @@ private:
     Json result_;
 };
 
-template <ModelConfig config>
-bool ModelPrograms<config>::evaluate(const EvalArguments& arguments) {
-    EvalProgram<KimiK3<config>>(arguments).run();
+template <ModelConfig config, Device device>
+bool ModelPrograms<config, device>::evaluate(const EvalArguments& arguments) {
+    if constexpr (device == Device::cpu) EvalProgram<KimiK3<config>>(arguments).run();
+    else fail("kimik3-eval runs on the CPU");
     return true;
 }
 

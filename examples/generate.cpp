@@ -31,6 +31,7 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");
     app.add_flag("--quiet", a.quiet, "No statistics on standard error");
+    app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
     kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }

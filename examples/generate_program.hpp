@@ -5,10 +5,10 @@
 
 #include <numeric>
 
+#include "device.hpp"
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/gguf_tokenizer.hpp"
-#include "kimik3/kimik3.hpp"
 #include "open_tokenizer.hpp"
 #include "terminal.hpp"
 
@@ -39,10 +39,11 @@ inline std::string shown_prompt(const std::string& prompt) {
     return whole + text.flush();
 }
 
-template <ModelConfig config>
-bool ModelPrograms<config>::generate(const GenerateArguments& a) {
+template <ModelConfig config, Device device>
+bool ModelPrograms<config, device>::generate(const GenerateArguments& a) {
+    using Backend = BackendOf<device>;
     const Tokenizer tokenizer = open_tokenizer(a, config.vocab_size);
-    KimiK3<config> model(Context<Cpu>(a.threads));
+    KimiK3<config, Backend> model(context_for<Backend>(a.threads));
     load_model(find_checkpoint(a.checkpoint), model);
 
     GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,

@@ -130,9 +130,10 @@ private:
     Report page_;
 };
 
-template <ModelConfig config>
-bool ModelPrograms<config>::inspect(const InspectArguments& arguments) {
-    InspectProgram<KimiK3<config>>(arguments).run();
+template <ModelConfig config, Device device>
+bool ModelPrograms<config, device>::inspect(const InspectArguments& arguments) {
+    if constexpr (device == Device::cpu) InspectProgram<KimiK3<config>>(arguments).run();
+    else fail("kimik3-inspect runs on the CPU");
     return true;
 }
 

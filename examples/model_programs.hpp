@@ -2,6 +2,7 @@
 // What the programs ask of a model, free of any model's code. Each preset's code is a file of its
 // own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,15 +13,17 @@
 
 namespace kimik3 {
 
+enum class Device : std::uint8_t { cpu, cuda };
+
 struct TrainArguments {
-    std::string preset = "tiny";
+    std::string preset = "tiny", device = "cpu";
     std::filesystem::path data, out;
     Index steps = 1000, batch = 8, seq = 0, accumulation = 1;  // seq 0: 256, or the model's longest where that is less
     std::string optimizer = "muon", schedule = "cosine";
     double lr = 2e-3, min_lr_ratio = 0.1, weight_decay = 0.1, clip = 1.0, spike_factor = 0.0;
     std::optional<Index> warmup, decay_steps;  // left out: 2 % of the steps, and 20 % for wsd
     std::uint64_t seed = 0;
-    bool resume = false, sequential = false, recompute = false;
+    bool resume = false, sequential = false, recompute = false, recorded = false;
     Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
     std::optional<Index> report_every;  // left out: 2 % of the steps
     int threads = 0;
@@ -29,6 +32,7 @@ struct TrainArguments {
 
 struct CheckpointArguments {
     std::filesystem::path checkpoint, tokenizer;
+    std::string device = "cpu";
     bool specials = false;
     int threads = 0;
 };
@@ -56,8 +60,8 @@ struct EvalArguments : CheckpointArguments {
     bool json = false;
 };
 
-/// The programs of one preset. All throw Error, and return false when they were interrupted.
-template <ModelConfig config>
+/// The programs of one preset on one device. All throw Error, and return false when they were interrupted.
+template <ModelConfig config, Device device>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
     static bool generate(const GenerateArguments& arguments);
@@ -65,7 +69,9 @@ struct ModelPrograms {
     static bool evaluate(const EvalArguments& arguments);
 };
 
-#define KIMIK3_PROGRAM_PRESET(name) extern template struct ModelPrograms<presets::name>;
+#define KIMIK3_PROGRAM_PRESET(name)                                  \
+    extern template struct ModelPrograms<presets::name, Device::cpu>; \
+    extern template struct ModelPrograms<presets::name, Device::cuda>;
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
 
@@ -88,13 +94,25 @@ inline const ModelConfig& program_preset(std::string_view wanted) {
          program_presets(), wanted);
 }
 
-/// Calls body with ModelPrograms<the preset that the config is>; a config that is none of them is an Error, which calls
-/// it source, names the nearest preset and, where the path of a config.json is given, says how it becomes one.
+template <ModelConfig config, class Body>
+auto with_device(const std::string& device, Body&& body) {
+    if (device == "cpu") return body(ModelPrograms<config, Device::cpu>{});
+#ifdef KIMIK3_PROGRAMS_HAVE_CUDA
+    return body(ModelPrograms<config, Device::cuda>{});
+#else
+    fail("--device {}: this program was built without CUDA; build it where CMake finds the CUDA toolkit's nvcc, with "
+         "KIMIK3_CUDA=ON", device);
+#endif
+}
+
+/// Calls body with ModelPrograms<the preset that the config is, the device>; a config that is none of them is an Error,
+/// which calls it source, names the nearest preset and, where the path of a config.json is given, says how it becomes
+/// one.
 template <class Body>
-auto with_preset(const ModelConfig& config, const std::string& source, Body&& body,
+auto with_preset(const ModelConfig& config, const std::string& device, const std::string& source, Body&& body,
                  const std::filesystem::path& config_json = {}) {
 #define KIMIK3_PROGRAM_PRESET(name) \
-    if (config == presets::name) return body(ModelPrograms<presets::name>{});
+    if (config == presets::name) return with_device<presets::name>(device, body);
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
     std::string advice = "CMake's KIMIK3_PROGRAM_PRESETS names them";

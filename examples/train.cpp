@@ -61,6 +61,7 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_option("--seed", a.seed, "Of the weights and of the order of the data");
     app.add_flag("--sequential", a.sequential, "Take the data in order instead of shuffled");
     app.add_flag("--recompute", a.recompute, "Compute activations again in backward: less memory, more time");
+    app.add_flag("--recorded", a.recorded, "cuda: record the work of a step once (CUDA graph) and start it as a whole");
     app.add_option("--eval-every", a.eval_every, "Steps between validations; 0: at the end only")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--eval-windows", a.eval_windows, "Sequences a validation takes at most; 0: all")
@@ -75,7 +76,8 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_option("--log-every", a.log_every,
                    "Steps between progress lines where output is no terminal; 0: first and last only")
         ->check(CLI::NonNegativeNumber);
-    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+    app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(CLI::NonNegativeNumber);
     app.footer("Ctrl-C ends the current step, saves and exits; a second one exits at once.\n"
                "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }
@@ -93,8 +95,9 @@ int main(int argc, char** argv) {
     }
     arguments.command = kimik3::shown_command(argc, argv);
     try {
-        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), "--preset " + arguments.preset,
-                                               [&](auto programs) { return programs.train(arguments); });
+        const auto train = [&](auto programs) { return programs.train(arguments); };
+        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device,
+                                               "--preset " + arguments.preset, train);
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "kimik3-train: %s\n", problem.what());

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "device.hpp"
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/report.hpp"
-#include "kimik3/kimik3.hpp"
 #include "kimik3/text/tokenizer_files.hpp"
-#include "model_programs.hpp"
 #include "terminal.hpp"
 
 namespace kimik3 {
@@ -31,8 +30,9 @@ class TrainProgram {
 public:
     explicit TrainProgram(const TrainArguments& arguments)
         : a_(checked(arguments)), seq_(a_.seq > 0 ? a_.seq : (std::min)(Index{256}, Index{Model::config.max_seq_len})),
-          model_(Context<Cpu>(a_.threads), a_.seed), trainer_(model_, loader(), options()) {
+          model_(context_for<typename Model::BackendTag>(a_.threads), a_.seed), trainer_(model_, loader(), options()) {
         if (a_.recompute) model_.keep(Keep::sums);
+        scratch_ = scratch_of_step(model_, model_.context(), a_.batch, seq_);
         if (!find_shards(a_.data, "val").empty()) {  // a folder without shards of it trains all the same
             auto shards = open_shards(a_.data, "val", Model::config.vocab_size);
             val_tokens_ = count_tokens(shards);
@@ -123,6 +123,7 @@ private:
         o.schedule = {kind, a_.lr, a_.min_lr_ratio, a_.warmup.value_or(a_.steps / 50), a_.steps,
                       a_.decay_steps.value_or(kind == ScheduleKind::wsd ? a_.steps / 5 : 0)};
         o.spike_guard.factor = a_.spike_factor;
+        o.recorded = a_.recorded;
         return o;
     }
 
@@ -163,6 +164,8 @@ private:
         const ParameterCount count = count_parameters(Model::config, model_.parameters());
         const Index state = 3 * model_.weights().size * static_cast<Index>(sizeof(typename Model::A));
         const Index activations = model_.training_bytes(a_.batch, seq_);
+        const std::string scratch =
+            scratch_ == 0 ? "" : ", " + shown_amount(static_cast<double>(scratch_)) + "B scratch";
         const Index step_tokens = a_.batch * seq_ * a_.accumulation;
         const double flops = training_flops_per_token(Model::config, model_.parameters(), seq_);
         const auto& layers = Model::config.layer_types;
@@ -178,10 +181,10 @@ private:
             {"optimizer", fmt::format("{}, lr {} {}, decay {}, clip {}", a_.optimizer, a_.lr, a_.schedule,
                                       a_.weight_decay, a_.clip)},
             {"work", fmt::format("{}FLOP a token", shown_amount(flops))},
-            {"memory", fmt::format("{}B weights, gradients and moments, {}B activations",
+            {"memory", fmt::format("{}B weights, gradients and moments, {}B activations{}",
                                    shown_amount(static_cast<double>(state)),
-                                   shown_amount(static_cast<double>(activations)))},
-            {"threads", fmt::format("{}", model_.context().threads())},
+                                   shown_amount(static_cast<double>(activations)), scratch)},
+            {"device", description(model_.context())},
         };
     }
 
@@ -248,7 +251,7 @@ private:
 
     TrainArguments a_;
     Index seq_;
-    Index train_tokens_ = 0, val_tokens_ = 0;
+    Index train_tokens_ = 0, val_tokens_ = 0, scratch_ = 0;
     Model model_;
     Trainer<Model> trainer_;
     std::optional<TokenWindows> validation_;
@@ -262,9 +265,9 @@ private:
     Index tokens_ = 0;
 };
 
-template <ModelConfig config>
-bool ModelPrograms<config>::train(const TrainArguments& arguments) {
-    return TrainProgram<KimiK3<config>>(arguments).run();
+template <ModelConfig config, Device device>
+bool ModelPrograms<config, device>::train(const TrainArguments& arguments) {
+    return TrainProgram<KimiK3<config, BackendOf<device>>>(arguments).run();
 }
 
 }  // namespace kimik3

@@ -294,7 +294,7 @@ BOOST_AUTO_TEST_CASE_TEMPLATE(b53_a_restored_state_continues_bit_for_bit, A, Num
         const auto gradients = [&](int step) { return table.random<A>(20 + static_cast<std::uint64_t>(step)); };
         for (int step = 0; step < 6; ++step) whole.step(ctx, 1e-2, straight.view(), gradients(step).view());
         for (int step = 0; step < 3; ++step) first.step(ctx, 1e-2, resumed.view(), gradients(step).view());
-        second.restore(first.steps(), Saved<A>(first));
+        second.restore(ctx, first.steps(), Saved<A>(first));
         for (int step = 3; step < 6; ++step) second.step(ctx, 1e-2, resumed.view(), gradients(step).view());
         BOOST_TEST(same_bits(straight, resumed));
         BOOST_TEST((Saved<A>(whole) == Saved<A>(second)));
@@ -320,19 +320,21 @@ BOOST_AUTO_TEST_CASE(the_state_is_named_and_shaped_as_the_parameters) {
 
 BOOST_AUTO_TEST_CASE(restoring_refuses_what_is_missing_or_misshapen_by_name_and_changes_nothing) {
     const Table table;
+    const Context<Cpu> ctx(1);
     Optimizer<Cpu, float> optimizer(table.parameters, table.elements, {}), other(table.parameters, table.elements, {});
     Buffer<float> weights = table.random<float>(1);
     const Buffer<float> gradients = table.random<float>(2);
-    optimizer.step(Context<Cpu>(1), 1e-2, weights.view(), gradients.view());
+    optimizer.step(ctx, 1e-2, weights.view(), gradients.view());
     Saved<float> missing(optimizer), misshapen(optimizer);
     missing.tensors.erase("muon.momentum.o_proj.weight");
-    BOOST_TEST(mentions(reason([&] { other.restore(1, missing); }), "'muon.momentum.o_proj.weight'"));
+    BOOST_TEST(mentions(reason([&] { other.restore(ctx, 1, missing); }), "'muon.momentum.o_proj.weight'"));
     misshapen.tensors.at("adamw.exp_avg_sq.res_proj.weight").shape = {12};
-    const std::string text = reason([&] { other.restore(1, misshapen); });
+    const std::string text = reason([&] { other.restore(ctx, 1, misshapen); });
     BOOST_TEST(mentions(text, "'adamw.exp_avg_sq.res_proj.weight' must have the shape [1, 12], got [12]"), text);
     Optimizer<Cpu, float> adamw(table.parameters, table.elements, {.kind = OptimizerKind::adamw});
-    BOOST_TEST(mentions(reason([&] { adamw.restore(1, Saved<float>(optimizer)); }), "'adamw.exp_avg.q_proj.weight'"));
-    BOOST_CHECK_THROW(other.restore(-1, Saved<float>(optimizer)), Error);
+    BOOST_TEST(
+        mentions(reason([&] { adamw.restore(ctx, 1, Saved<float>(optimizer)); }), "'adamw.exp_avg.q_proj.weight'"));
+    BOOST_CHECK_THROW(other.restore(ctx, -1, Saved<float>(optimizer)), Error);
     BOOST_TEST((Saved<float>(other) == Saved<float>(Optimizer<Cpu, float>(table.parameters, table.elements, {}))));
     BOOST_TEST(other.steps() == 0);
 }

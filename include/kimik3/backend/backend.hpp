@@ -3,6 +3,10 @@
 // its contract and holds a catch-all that a missing overload falls into, with a sentence; ops/cpu/X.hpp has the
 // overload.
 
+#include <span>
+
+#include "kimik3/core/base.hpp"
+
 namespace kimik3 {
 
 template <class Backend>
@@ -12,5 +16,21 @@ class Context;
 /// whose arguments fit is taken before them.
 template <class Backend>
 inline constexpr bool missing_overload = false;
+
+/// Whether a backend decides itself, from numbers in its memory, if and how an optimizer step is taken
+/// (ops/step_decision.hpp), so that the host need not wait in the middle of a step.
+template <class Backend>
+inline constexpr bool decides_steps = false;
+
+/// Work that is done again and again. run(ctx, shape, body) runs body; a backend that can records what it enqueues and
+/// starts the recording as long as shape, on which all but numbers in memory depends, stays as it was.
+template <class Backend>
+class Repeated {
+public:
+    template <class Body>
+    void run(const Context<Backend>&, std::span<const Index>, Body&& body) {
+        body();
+    }
+};
 
 }  // namespace kimik3

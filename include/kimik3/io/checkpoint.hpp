@@ -9,7 +9,6 @@
 // training.safetensors is a released checkpoint, to be exchanged with other tools: write_weights and load_model.
 // Loading checks every name, shape and config field before the first number is replaced, and names what does not fit.
 
-#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,11 +27,15 @@
 namespace kimik3 {
 namespace detail {
 
-/// Files are written from host memory and read into it.
-template <class Model>
-constexpr void require_host_memory() {
-    static_assert(std::is_same_v<typename Model::BackendTag, Cpu>,
-                  "kimik3: checkpoints are saved from and loaded into a model on the CPU");
+/// A tensor in the memory of a backend, which is brought to the host and into the format when its turn comes.
+template <class Backend, class T>
+TensorToWrite tensor_on(const Context<Backend>& ctx, DType dtype, const std::string& name,
+                        const std::vector<Index>& shape, VectorView<T> values) {
+    return {name, dtype, shape, [&ctx, dtype, name, shape, values](const ByteSink& sink) {
+                std::vector<std::remove_const_t<T>> memory;
+                const auto host = on_host(ctx, VectorView<const T>(values), memory);
+                tensor_as(dtype, name, shape, host.data).write_bytes(sink);
+            }};
 }
 
 inline std::string position_json(const TrainingPosition& p) {
@@ -110,8 +113,8 @@ std::vector<std::vector<TensorToWrite>> tensors_of_shards(const Model& model, co
         const DType stored = tensor.rule.float32 ? kept : dtype;
         const Index bytes = tensor.count * size_bytes(stored);
         if (used > 0 && bytes > format.max_shard_bytes - used) shards.emplace_back(), used = 0;
-        shards.back().push_back(tensor_as(stored, format.prefix + tensor.name, tensor.shape,
-                                          static_cast<const A*>(model.weights().data + tensor.offset)));
+        const VectorView<A> values(model.weights().data + tensor.offset, tensor.count);
+        shards.back().push_back(tensor_on(model.context(), stored, format.prefix + tensor.name, tensor.shape, values));
         used += bytes;
     }
     return shards;
@@ -181,7 +184,6 @@ inline void require_replaceable(const std::filesystem::path& folder,
 template <class Model>
 void write_weights(const std::filesystem::path& folder, const Model& model, const WeightsFormat& format = {},
                    const std::vector<std::filesystem::path>& extra_files = {}) {
-    detail::require_host_memory<Model>();
     detail::require_replaceable(folder, extra_files);
     AtomicFolder whole(folder);
     detail::fill_checkpoint(whole.path(), model, format, extra_files);
@@ -193,8 +195,7 @@ void write_weights(const std::filesystem::path& folder, const Model& model, cons
 /// otherwise an Error names the tensor and the model stays as it was.
 template <class Model>
 void load_weights(const std::filesystem::path& path, Model& model) {
-    detail::require_host_memory<Model>();
-    std::ranges::copy(detail::read_weights(path, model), model.weights().begin());
+    copy_from_host(model.context(), detail::read_weights(path, model), model.weights());
 }
 
 /// Writes a checkpoint folder, in place of one that is there; with a trainer, all that its run needs to go on.
@@ -202,13 +203,13 @@ void load_weights(const std::filesystem::path& path, Model& model) {
 template <class Model>
 void save_checkpoint(const std::filesystem::path& folder, const Model& model, const Trainer<Model>* trainer,
                      const std::vector<std::filesystem::path>& extra_files = {}) {
-    detail::require_host_memory<Model>();
     AtomicFolder whole(folder);
     detail::fill_checkpoint(whole.path(), model, {}, extra_files);
     if (trainer != nullptr) {
         std::vector<TensorToWrite> tensors;
         for (const auto& tensor : trainer->optimizer().state())
-            tensors.push_back(tensor_in_memory(tensor.name, tensor.shape, tensor.values.data));
+            tensors.push_back(detail::tensor_on(model.context(), dtype_of<typename Model::A>, tensor.name, tensor.shape,
+                                                tensor.values));
         write_safetensors((whole.path() / "training.safetensors").string(), std::move(tensors),
                           {{"position", detail::position_json(trainer->position())}});
     }
@@ -227,19 +228,17 @@ void save_model(const std::filesystem::path& folder, const Model& model,
 /// filled, and a tied model takes an untied checkpoint whose head equals its embedding.
 template <class Model>
 void load_model(const std::filesystem::path& folder, Model& model) {
-    detail::require_host_memory<Model>();
     const std::string source = (folder / "config.json").string();
     ModelConfig stored = read_config_json(source);
     const bool tied = std::exchange(stored.tie_embeddings, Model::config.tie_embeddings);
     detail::require_same_model(stored, Model::config, source);
-    std::ranges::copy(detail::read_weights(folder, model, tied), model.weights().begin());
+    copy_from_host(model.context(), detail::read_weights(folder, model, tied), model.weights());
 }
 
 /// Reads a checkpoint that a run goes on from: weights, optimizer and position. What does not fit the trainer is
 /// refused before anything is replaced.
 template <class Model>
 void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& trainer) {
-    detail::require_host_memory<Model>();
     const std::string path = (folder / "training.safetensors").string();
     const SafetensorsFile file(path);
     const auto position = file.metadata().find("position");
@@ -250,12 +249,12 @@ void load_checkpoint(const std::filesystem::path& folder, Trainer<Model>& traine
     const auto weights = detail::read_weights(folder, trainer.model());
     trainer.restore(saved);
     try {
-        trainer.optimizer().restore(saved.optimizer_steps, file);
+        trainer.optimizer().restore(trainer.model().context(), saved.optimizer_steps, file);
     } catch (...) {
         trainer.restore(before);
         throw;
     }
-    std::ranges::copy(weights, trainer.model().weights().begin());
+    copy_from_host(trainer.model().context(), weights, trainer.model().weights());
 }
 
 }  // namespace kimik3

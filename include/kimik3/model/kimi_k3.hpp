@@ -74,6 +74,7 @@ public:
     }
     Loss forward(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::training);
+        compute(nullptr);
         return head_loss();
     }
 
@@ -90,11 +91,39 @@ public:
         return forward_backward(tokens, targets, equal_sequences(tokens, batch), scale);
     }
     Loss forward_backward(Tokens tokens, Tokens targets, const Sequences& sequences, double scale = 1.0) {
-        begin(tokens, targets, sequences, Pass::training);
+        load(tokens, targets, sequences);
+        compute(nullptr);
         head_backward(scale);
         const Loss loss = mean_loss();
         blocks_backward();
         return loss;
+    }
+
+    /// forward_backward in parts: bring a batch to the backend, compute, read the loss. training_pass only enqueues
+    /// work of the backend, the same for batches of the same pass_shape(), so it can be recorded.
+    void load(Tokens tokens, Tokens targets, Index batch = 1) {
+        load(tokens, targets, equal_sequences(tokens, batch));
+    }
+    void load(Tokens tokens, Tokens targets, const Sequences& sequences) {
+        begin(tokens, targets, sequences, Pass::training);
+        ready_for_backward_ = false;
+    }
+    void training_pass(double scale = 1.0) {
+        compute(nullptr);
+        head_backward(scale);
+        blocks_backward();
+    }
+    std::vector<Index> pass_shape() const {
+        std::vector<Index> shape(sequences_.packed().begin(), sequences_.packed().end());
+        shape.insert(shape.end(), {counted_, static_cast<Index>(keep_)});
+        return shape;
+    }
+    Loss mean_loss() {
+        double sum = 0;
+        for (A loss : on_host(ctx_, token_losses(), host_losses_)) sum += static_cast<double>(loss);
+        const Loss mean{counted_ == 0 ? 0.0 : sum / static_cast<double>(counted_), counted_};
+        require(std::isfinite(mean.loss), "the loss is a finite number, got {}", mean.loss);
+        return mean;
     }
 
     /// The loss alone: no gradients, no balancing statistics.
@@ -103,6 +132,7 @@ public:
     }
     Loss evaluate(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::inference);
+        compute(nullptr);
         return head_loss();
     }
 
@@ -111,7 +141,8 @@ public:
     /// gradients, no statistics. model/probe.hpp is made of it.
     template <class Visit>
     void observe(Tokens tokens, const Sequences& sequences, Visit&& visit) {
-        run(tokens, sequences, Pass::inference, nullptr, [&](auto layer) {
+        place(tokens, sequences, Pass::inference);
+        compute(nullptr, [&](auto layer) {
             visit(layer, std::as_const(std::get<layer>(params_.layers)), std::as_const(std::get<layer>(acts_.saved)));
         });
     }
@@ -133,7 +164,8 @@ public:
     /// the logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits()
     /// then gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
     MatrixView<const T> step(State& state, Tokens tokens, std::span<const Index> counts, std::span<const Index> slots) {
-        run(tokens, state.plan(counts, slots, static_cast<Index>(tokens.size())), Pass::inference, &state);
+        place(tokens, state.plan(counts, slots, static_cast<Index>(tokens.size())), Pass::inference);
+        compute(&state);
         state.advance(sequences_);
         return logits_of(last_rows());
     }
@@ -208,7 +240,7 @@ private:
         require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(),
                 targets.size());
         const Index counted = check_targets(targets, config.vocab_size);
-        run(tokens, sequences, pass, nullptr);
+        place(tokens, sequences, pass);
         copy_from_host(ctx_, targets, acts_.targets);
         counted_rows_.clear();
         for (const std::int32_t target : targets) counted_rows_.push_back(target != ignored_target);
@@ -217,13 +249,8 @@ private:
         ready_for_backward_ = pass == Pass::training;
     }
 
-    struct Unobserved {
-        void operator()(auto) const {}
-    };
-
-    /// Embedding to final norm; after_layer(layer) is called after each layer.
-    template <class AfterLayer = Unobserved>
-    void run(Tokens tokens, const Sequences& sequences, Pass pass, State* state, AfterLayer&& after_layer = {}) {
+    /// Lays out a pass and brings its tokens to the backend.
+    void place(Tokens tokens, const Sequences& sequences, Pass pass) {
         ready_for_backward_ = false;
         require(sequences.tokens() == static_cast<Index>(tokens.size()), "the sequences hold {} tokens, {} were given",
                 sequences.tokens(), tokens.size());
@@ -233,6 +260,15 @@ private:
         sequences_ = sequences;
         lay_out(sequences_, pass);
         copy_from_host(ctx_, tokens, acts_.tokens);
+    }
+
+    struct Unobserved {
+        void operator()(auto) const {}
+    };
+
+    /// Embedding to final norm; after_layer(layer) is called after each layer.
+    template <class AfterLayer = Unobserved>
+    void compute(State* state, AfterLayer&& after_layer = {}) {
         embedding_forward(ctx_, acts_.tokens, params_.embed_tokens, acts_.embedded);
         Residuals<const T> residuals;
         residuals.prefix = acts_.embedded;
@@ -302,14 +338,6 @@ private:
         body(0, MatrixView<const T>(acts_.embedded));
         static_for<layer>(
             [&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
-    }
-
-    Loss mean_loss() {
-        double sum = 0;
-        for (A loss : on_host(ctx_, token_losses(), host_losses_)) sum += static_cast<double>(loss);
-        const Loss mean{counted_ == 0 ? 0.0 : sum / static_cast<double>(counted_), counted_};
-        require(std::isfinite(mean.loss), "the loss is a finite number, got {}", mean.loss);
-        return mean;
     }
 
     MatrixView<const T> logits_of(MatrixView<const T> h) {

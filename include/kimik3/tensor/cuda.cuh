@@ -28,14 +28,15 @@ private:
 };
 
 template <class T>
-void clear(const Context<Cuda>& ctx, MatrixView<T> m) {
-    if (m.size() == 0) return;
-    KIMIK3_CUDA(cudaMemset2DAsync(m.data, to_size(m.stride) * sizeof(T), 0, to_size(m.cols) * sizeof(T),
-                                  to_size(m.rows), ctx.stream()));
-}
-template <class T>
 void clear(const Context<Cuda>& ctx, VectorView<T> v) {
     if (v.size > 0) KIMIK3_CUDA(cudaMemsetAsync(v.data, 0, to_size(v.size) * sizeof(T), ctx.stream()));
+}
+template <class T>
+void clear(const Context<Cuda>& ctx, MatrixView<T> m) {
+    if (m.size() == 0) return;
+    if (m.rows == 1 || m.stride == m.cols) return clear(ctx, VectorView<T>(m.data, m.size()));  // of any length
+    KIMIK3_CUDA(cudaMemset2DAsync(m.data, to_size(m.stride) * sizeof(T), 0, to_size(m.cols) * sizeof(T),
+                                  to_size(m.rows), ctx.stream()));
 }
 
 namespace detail {
@@ -44,7 +45,7 @@ template <class T>
 void copy_rows(const Context<Cuda>& ctx, MatrixView<const T> from, MatrixView<T> to, cudaMemcpyKind kind) {
     require_shape("copy: from", from, to.rows, to.cols);
     if (to.size() == 0) return;
-    if (from.stride == to.cols && to.stride == to.cols) {  // dense: no limit of the pitch applies
+    if (to.rows == 1 || (from.stride == to.cols && to.stride == to.cols)) {  // dense: no limit of the pitch applies
         KIMIK3_CUDA(cudaMemcpyAsync(to.data, from.data, to_size(to.size()) * sizeof(T), kind, ctx.stream()));
         return;
     }
@@ -62,11 +63,13 @@ void copy(const Context<Cuda>& ctx, In<T> from, Out<T> to) {
 template <class T>
 void copy_from_host(const Context<Cuda>& ctx, std::type_identity_t<std::span<const T>> from, VectorView<T> to) {
     require_size("copy_from_host: to", to, static_cast<Index>(from.size()));
+    ctx.require_not_recording();
     detail::copy_rows<T>(ctx, {from.data(), 1, to.size}, {to.data, 1, to.size}, cudaMemcpyHostToDevice);
 }
 
 template <class T>
 MatrixView<const T> on_host(const Context<Cuda>& ctx, MatrixView<const T> m, std::vector<T>& memory) {
+    ctx.require_not_recording();
     memory.resize(to_size(m.size()));
     detail::copy_rows<T>(ctx, m, {memory.data(), m.rows, m.cols}, cudaMemcpyDeviceToHost);
     ctx.synchronise();

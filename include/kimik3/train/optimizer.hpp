@@ -10,6 +10,7 @@
 #include "kimik3/ops/adamw.hpp"
 #include "kimik3/ops/gradient_norm.hpp"
 #include "kimik3/ops/muon.hpp"
+#include "kimik3/ops/step_decision.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/transfer.hpp"
 #include "kimik3/train/clip.hpp"
@@ -84,35 +85,34 @@ public:
     /// above norm_limit, nothing is changed: neither weights nor moments nor the step counter.
     StepReport step(const Context<Backend>& ctx, double lr, VectorView<A> weights, VectorView<const A> gradients,
                     double norm_limit = std::numeric_limits<double>::infinity()) {
-        require(lr >= 0.0 && std::isfinite(lr), "the learning rate must be finite and not negative, got {}", lr);
-        require_size("the weights of an optimizer step", weights, first_.size());
-        require_size("the gradients of an optimizer step", gradients, first_.size());
-        gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
-        const VectorView<const double> sums = on_host(ctx, VectorView<const double>(sums_.view()), host_sums_);
-        double total = 0.0;
-        for (const double sum : sums) total += sum;
-        StepReport report{.gradient_norm = std::sqrt(total)};
-        const double scale = std::isfinite(total) ? clip_scale(report.gradient_norm, options_.clip_norm) : 1.0;
-        report.not_finite = first_not_finite(sums, scale);
-        if (!report.not_finite.empty() || !(report.gradient_norm <= norm_limit)) return report;
-
-        ++steps_;
-        const AdamwRule adamw{lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay, scale, steps_};
-        adamw_step(ctx, std::span<const AdamwPiece>(adamw_), adamw, gradients, weights, first_.view(), second_.view());
-        const MuonRule muon{lr, options_.momentum, options_.weight_decay, scale, options_.newton_schulz_steps};
-        muon_step(ctx, std::span<const MuonBlock>(muon_), muon, gradients, weights, first_.view());
-        report.applied = true;
-        return report;
+        require_step(lr, weights, gradients);
+        if constexpr (decides_steps<Backend>) {
+            prepare(ctx, lr, norm_limit);
+            enqueue(ctx, weights, gradients);
+            return finish(ctx);
+        } else {
+            return decide_and_step(ctx, lr, weights, gradients, norm_limit);
+        }
     }
 
     /// The same on a model, whose gradients are cleared for the next step; an applied step updates its balancing.
     template <class Model>
     StepReport step(Model& model, double lr, double norm_limit = std::numeric_limits<double>::infinity()) {
-        const StepReport report = step(model.context(), lr, model.weights(), model.gradients(), norm_limit);
-        if (report.applied) model.update_balance();
-        else model.clear_balance();
-        model.zero_gradients();
-        return report;
+        return finish(model, step(model.context(), lr, model.weights(), model.gradients(), norm_limit));
+    }
+
+    /// The same; a backend that decides steps itself may record the work (backend/backend.hpp).
+    template <class Model>
+    StepReport step(Model& model, double lr, double norm_limit, Repeated<Backend>& work) {
+        if constexpr (decides_steps<Backend>) {
+            const Context<Backend>& ctx = model.context();
+            require_step(lr, model.weights(), model.gradients());
+            prepare(ctx, lr, norm_limit);
+            work.run(ctx, {}, [&] { enqueue(ctx, model.weights(), model.gradients()); });
+            return finish(model, finish(ctx));
+        } else {
+            return step(model, lr, norm_limit);
+        }
     }
 
     /// The whole state but steps(), as views of the optimizer's own memory.
@@ -136,7 +136,7 @@ public:
     /// Continues a run of so many steps. source: a SafetensorsFile, or whatever else has contains(name),
     /// find(name).shape and read(name, destination, count). All names and shapes are checked before anything is read.
     template <class Source>
-    void restore(Index steps, const Source& source) {
+    void restore(const Context<Backend>& ctx, Index steps, const Source& source) {
         require(steps >= 0, "an optimizer has taken 0 steps or more, got {}", steps);
         const std::vector<StateTensor<A>> tensors = state();
         for (const StateTensor<A>& tensor : tensors) {
@@ -145,11 +145,81 @@ public:
             require(shape == tensor.shape, "the saved optimizer state '{}' must have the shape [{}], got [{}]",
                     tensor.name, detail::listed(tensor.shape), detail::listed(shape));
         }
-        for (const StateTensor<A>& tensor : tensors) source.read(tensor.name, tensor.values.data, tensor.values.size);
+        std::vector<A> values;
+        for (const StateTensor<A>& tensor : tensors) {
+            values.resize(to_size(tensor.values.size));
+            source.read(tensor.name, values.data(), tensor.values.size);
+            copy_from_host(ctx, values, tensor.values);
+        }
         steps_ = steps;
     }
 
 private:
+    void require_step(double lr, VectorView<const A> weights, VectorView<const A> gradients) const {
+        require(lr >= 0.0 && std::isfinite(lr), "the learning rate must be finite and not negative, got {}", lr);
+        require_size("the weights of an optimizer step", weights, first_.size());
+        require_size("the gradients of an optimizer step", gradients, first_.size());
+    }
+
+    AdamwRule adamw_rule(double lr, double scale, Index step) const {
+        return {lr, options_.beta1, options_.beta2, options_.eps, options_.weight_decay, scale, step};
+    }
+    MuonRule muon_rule(double lr, double scale) const {
+        return {lr, options_.momentum, options_.weight_decay, scale, options_.newton_schulz_steps};
+    }
+
+    StepReport decide_and_step(const Context<Backend>& ctx, double lr, VectorView<A> weights,
+                               VectorView<const A> gradients, double norm_limit) {
+        gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
+        const VectorView<const double> sums = on_host(ctx, VectorView<const double>(sums_.view()), host_sums_);
+        double total = 0.0;
+        for (const double sum : sums) total += sum;
+        StepReport report{.gradient_norm = std::sqrt(total)};
+        const double scale = std::isfinite(total) ? clip_scale(report.gradient_norm, options_.clip_norm) : 1.0;
+        report.not_finite = first_not_finite(sums, scale);
+        if (!report.not_finite.empty() || !(report.gradient_norm <= norm_limit)) return report;
+
+        ++steps_;
+        adamw_step(ctx, std::span<const AdamwPiece>(adamw_), adamw_rule(lr, scale, steps_), gradients, weights,
+                   first_.view(), second_.view());
+        muon_step(ctx, std::span<const MuonBlock>(muon_), muon_rule(lr, scale), gradients, weights, first_.view());
+        report.applied = true;
+        return report;
+    }
+
+    // A step of a backend that decides by itself: the host's numbers, the work, and what came of it.
+    void prepare(const Context<Backend>& ctx, double lr, double norm_limit) {
+        StepNumbers numbers = StepNumbers::of(adamw_rule(lr, 1.0, steps_ + 1));
+        numbers.clip_norm = options_.clip_norm;
+        numbers.norm_limit = norm_limit;
+        copy_from_host(ctx, std::span<const StepNumbers>(&numbers, 1), numbers_.view());
+    }
+    void enqueue(const Context<Backend>& ctx, VectorView<A> weights, VectorView<const A> gradients)
+        requires(decides_steps<Backend>)
+    {
+        const StepNumbers* numbers = numbers_.data();
+        gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
+        decide_step<A>(ctx, VectorView<const double>(sums_.view()), numbers_.data());
+        adamw_step(ctx, std::span<const AdamwPiece>(adamw_), adamw_rule(0, 1, 1), numbers, gradients, weights,
+                   first_.view(), second_.view());
+        muon_step(ctx, std::span<const MuonBlock>(muon_), muon_rule(0, 1), numbers, gradients, weights, first_.view());
+    }
+    StepReport finish(const Context<Backend>& ctx) {
+        const StepNumbers numbers = on_host(ctx, VectorView<const StepNumbers>(numbers_.view()), host_numbers_)[0];
+        StepReport report{numbers.norm, numbers.applied};
+        if (numbers.not_finite >= 0)
+            report.not_finite = parameters_[piece_parameter_[to_size(numbers.not_finite)]].name;
+        steps_ += report.applied ? 1 : 0;
+        return report;
+    }
+    template <class Model>
+    StepReport finish(Model& model, StepReport report) {
+        if (report.applied) model.update_balance();
+        else model.clear_balance();
+        model.zero_gradients();
+        return report;
+    }
+
     static constexpr Index piece_size = 16384, alignment = alignment_bytes / static_cast<Index>(sizeof(A));
 
     static Index work(const MuonBlock& block) { return block.rows * block.cols * (std::min)(block.rows, block.cols); }
@@ -213,6 +283,8 @@ private:
     Buffer<A, Backend> second_;    // exp_avg_sq
     Buffer<double, Backend> sums_;
     std::vector<double> host_sums_;
+    Buffer<StepNumbers, Backend> numbers_{1};
+    std::vector<StepNumbers> host_numbers_;
     Index steps_ = 0;
 };
 

@@ -20,6 +20,7 @@ struct TrainingOptions {
     OptimizerOptions optimizer{};
     ScheduleOptions schedule{};
     SpikeGuardOptions spike_guard{};
+    bool recorded = false;  // a backend that can, records a step's work once and starts it as a whole: the same bits
 };
 
 /// What a step did.
@@ -98,7 +99,7 @@ public:
             report.loss += share * loss_of_batch(share);
             report.tokens += static_cast<Index>(batch_.tokens.size());
         }
-        const StepReport update = optimizer_.step(*model_, report.lr, guard_.norm_limit());
+        const StepReport update = update_of(report.lr);
         report.gradient_norm = update.gradient_norm;
         report.applied = update.applied;
         if (!update.not_finite.empty()) refuse(fmt::format("the gradient of '{}' is not finite", update.not_finite));
@@ -111,7 +112,20 @@ public:
 private:
     double loss_of_batch(double share) {
         try {
-            return model_->forward_backward(batch_.tokens, batch_.targets, batch_.batch, share);
+            if (!options_.recorded)
+                return model_->forward_backward(batch_.tokens, batch_.targets, batch_.batch, share);
+            model_->load(batch_.tokens, batch_.targets, batch_.batch);
+            pass_.run(model_->context(), model_->pass_shape(), [&] { model_->training_pass(share); });
+            return model_->mean_loss();
+        } catch (const Error& error) {
+            refuse(error.what());
+        }
+    }
+
+    StepReport update_of(double lr) {
+        try {
+            if (!options_.recorded) return optimizer_.step(*model_, lr, guard_.norm_limit());
+            return optimizer_.step(*model_, lr, guard_.norm_limit(), update_);
         } catch (const Error& error) {
             refuse(error.what());
         }
@@ -119,15 +133,22 @@ private:
 
     /// Ends a step that cannot be taken; a weight that is not finite is the likely cause and is named.
     [[noreturn]] void refuse(const std::string& reason) {
-        model_->clear_balance();
+        std::string cause;
+        try {
+            model_->clear_balance();
+            cause = broken_weight();
+        } catch (const Error&) {  // of a device that does nothing more: the reason is all there is to say
+        }
+        fail("step {}: {}{}", step_, reason, cause);
+    }
+    std::string broken_weight() const {
         std::vector<A> memory;
         const auto weights = on_host(model_->context(), VectorView<const A>(model_->weights()), memory);
         for (const ParameterInfo& tensor : model_->parameters()) {
             for (const A value : VectorView<const A>(weights.data + tensor.offset, tensor.count))
-                if (!std::isfinite(value))
-                    fail("step {}: {}; the weight '{}' holds {}", step_, reason, tensor.name, value);
+                if (!std::isfinite(value)) return fmt::format("; the weight '{}' holds {}", tensor.name, value);
         }
-        fail("step {}: {}", step_, reason);
+        return {};
     }
 
     Model* model_;
@@ -138,6 +159,7 @@ private:
     SpikeGuard guard_;
     Batch batch_;
     Index step_ = 0, tokens_ = 0;
+    Repeated<typename Model::BackendTag> pass_, update_;
 };
 
 }  // namespace kimik3

@@ -232,8 +232,8 @@ void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), I
     if (blocks == 0) return;
     const int bytes = static_cast<int>(attention_shared<T>(sums));
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<static_cast<unsigned>(blocks), block_threads, to_size(bytes), ctx.stream()>>>(arguments...);
-    KIMIK3_CUDA(cudaGetLastError());
+    kernel<<<exact_grid(blocks), block_threads, to_size(bytes), ctx.stream()>>>(arguments...);
+    check_launch();
 }
 
 }  // namespace gpu

@@ -48,8 +48,8 @@ void embedding_backward(const Context<Cuda>& ctx, std::span<const std::int32_t> 
     require_shape("embedding: dy", dy, static_cast<Index>(ids.size()), dtable.cols);
     if (ids.empty()) return;
     gpu::embedding_backward_kernel<T>
-        <<<static_cast<unsigned>(dy.rows), gpu::block_threads, 0, ctx.stream()>>>(ids.data(), dy, dtable);
-    KIMIK3_CUDA(cudaGetLastError());
+        <<<gpu::exact_grid(dy.rows), gpu::block_threads, 0, ctx.stream()>>>(ids.data(), dy, dtable);
+    check_launch();
 }
 
 }  // namespace kimik3

@@ -63,13 +63,13 @@ __global__ void place_pairs_kernel(MatrixView<const Id> experts, ExpertDispatch 
 inline void expert_dispatch(const Context<Cuda>& ctx, MatrixView<const std::int32_t> experts, const ExpertDispatch& d) {
     require_shape("expert_dispatch: position", d.position, experts.rows, experts.cols);
     require_size("expert_dispatch: source", d.source, d.max_rows(experts.rows, experts.cols, d.experts()));
-    const unsigned blocks = static_cast<unsigned>(d.experts());
+    const unsigned blocks = gpu::exact_grid(d.experts());
     if (d.source.size > 0)
         KIMIK3_CUDA(cudaMemsetAsync(d.source.data, 0xff, to_size(d.source.size) * sizeof(Index), ctx.stream()));
     gpu::count_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(experts, d);
     gpu::first_rows_kernel<<<1, 1, 0, ctx.stream()>>>(d, d.row_unit(experts.rows));
     gpu::place_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(experts, d);
-    KIMIK3_CUDA(cudaGetLastError());
+    check_launch();
 }
 
 }  // namespace kimik3

@@ -55,8 +55,8 @@ template <class T, bool turned>
 void expert_rows_product(const Context<Cuda>& ctx, const ExpertDispatch& d, In<T> a, In<T> w, Out<T> c, Add add) {
     const Index blocks = (ceil_div(d.source.size, 32) + d.experts()) * ceil_div(c.cols, 32);
     if (d.source.size == 0) return;
-    expert_rows_kernel<T, turned><<<static_cast<unsigned>(blocks), block_threads, 0, ctx.stream()>>>(d, a, w, c, add);
-    KIMIK3_CUDA(cudaGetLastError());
+    expert_rows_kernel<T, turned><<<exact_grid(blocks), block_threads, 0, ctx.stream()>>>(d, a, w, c, add);
+    check_launch();
 }
 
 /// dw_e [R, C] += a_e^T b_e over the expert's rows of a [rows, R] and b [rows, C].
@@ -83,8 +83,8 @@ __global__ void expert_weights_kernel(ExpertDispatch d, MatrixView<const T> a, M
 template <class T>
 void expert_weights_product(const Context<Cuda>& ctx, const ExpertDispatch& d, In<T> a, In<T> b, Out<T> dw) {
     const Index blocks = d.experts() * ceil_div(a.cols, 32) * ceil_div(b.cols, 32);
-    expert_weights_kernel<T><<<static_cast<unsigned>(blocks), block_threads, 0, ctx.stream()>>>(d, a, b, dw);
-    KIMIK3_CUDA(cudaGetLastError());
+    expert_weights_kernel<T><<<exact_grid(blocks), block_threads, 0, ctx.stream()>>>(d, a, b, dw);
+    check_launch();
 }
 
 /// to[row] = from[token of the row], zero where a row is padding.

@@ -261,10 +261,10 @@ void walk_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSizes
     const Index blocks = seq.count() * sizes.heads * sizes.tiles();
     if (blocks > 0) {
         with_rows(sizes.key, [&](auto rows) {
-            walk_forward_kernel<T, rows><<<static_cast<unsigned>(blocks), 256, 0, ctx.stream()>>>(
+            walk_forward_kernel<T, rows><<<exact_grid(blocks), 256, 0, ctx.stream()>>>(
                 sizes, DeviceSequences(ctx, seq), segment, in, o, final, states);
         });
-        KIMIK3_CUDA(cudaGetLastError());
+        check_launch();
     }
     if (o.data != nullptr) clear_rows_from(ctx, seq.tokens(), o);
 }
@@ -296,10 +296,10 @@ void walk_backward(const Context<Cuda>& ctx, const Sequences& seq, const KdaSize
     parts.walked = parts.dv + tokens * deep;
     if (blocks > 0) {
         with_rows(sizes.key, [&](auto rows) {
-            walk_backward_kernel<T, rows><<<static_cast<unsigned>(blocks), 256, 0, ctx.stream()>>>(
+            walk_backward_kernel<T, rows><<<exact_grid(blocks), 256, 0, ctx.stream()>>>(
                 sizes, DeviceSequences(ctx, seq), segment, in, states, d_o, dfinal, gradient.initial, parts);
         });
-        KIMIK3_CUDA(cudaGetLastError());
+        check_launch();
     }
     add_parts<T>(ctx, parts.q, tiles, tokens, gradient.q);
     add_parts<T>(ctx, parts.k, tiles, tokens, gradient.k);

@@ -84,9 +84,9 @@ void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaH
         const std::size_t bytes = to_size(2 * latent + heads.shared + gpu::latent_keys) * sizeof(T);
         KIMIK3_CUDA(cudaFuncSetAttribute(gpu::latent_attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(bytes)));
-        gpu::latent_attention_kernel<T><<<static_cast<unsigned>(blocks), gpu::block_threads, bytes, ctx.stream()>>>(
+        gpu::latent_attention_kernel<T><<<gpu::exact_grid(blocks), gpu::block_threads, bytes, ctx.stream()>>>(
             heads, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), q_lat, q, cache, o_lat);
-        KIMIK3_CUDA(cudaGetLastError());
+        check_launch();
     }
     gpu::clear_rows_from(ctx, seq.tokens(), o_lat);
 }

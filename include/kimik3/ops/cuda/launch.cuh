@@ -72,29 +72,38 @@ __global__ void for_rows_kernel(Index rows, int team, Body body) {
     for (Index row = blockIdx.x * teams + threadIdx.x / team; row < rows; row += step) body(row, mine);
 }
 
+/// Blocks that share out work among them, and blocks of which each has a place of its own.
 inline unsigned grid_of(Index blocks) { return static_cast<unsigned>((std::min)(blocks, Index{1} << 30)); }
+inline unsigned exact_grid(Index blocks) {
+    constexpr Index most = 2147483647;
+    require(blocks <= most, "a launch has at most {} blocks, these shapes need {}", most, blocks);
+    return static_cast<unsigned>(blocks);
+}
 
-/// body(i) for i in [0, count).
+/// body(i) for i in [0, count). at: who is named when the launch fails, here and below.
 template <class Body>
-void for_each(const Context<Cuda>& ctx, Index count, Body body) {
+void for_each(const Context<Cuda>& ctx, Index count, Body body,
+              std::source_location at = std::source_location::current()) {
     if (count <= 0) return;
     for_each_kernel<<<grid_of(ceil_div(count, block_threads)), block_threads, 0, ctx.stream()>>>(count, body);
-    KIMIK3_CUDA(cudaGetLastError());
+    check_launch(at);
 }
 
 /// body(row, team) for rows of about cols elements.
 template <class Body>
-void for_rows(const Context<Cuda>& ctx, Index rows, Index cols, Body body) {
+void for_rows(const Context<Cuda>& ctx, Index rows, Index cols, Body body,
+              std::source_location at = std::source_location::current()) {
     if (rows <= 0) return;
     const int team = cols <= 1024 ? 32 : block_threads;
     for_rows_kernel<<<grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, ctx.stream()>>>(rows, team,
                                                                                                        body);
-    KIMIK3_CUDA(cudaGetLastError());
+    check_launch(at);
 }
 
 /// finish(c, sum over rows of term(row, c)) for every column.
 template <class T, class Term, class Finish>
-void column_sums(const Context<Cuda>& ctx, Index rows, Index cols, Term term, Finish finish) {
+void column_sums(const Context<Cuda>& ctx, Index rows, Index cols, Term term, Finish finish,
+                 std::source_location at = std::source_location::current()) {
     const Index stretch = (std::max)(Index{32}, ceil_div(rows, 1024)), parts = ceil_div(rows, stretch);
     T* partial = ctx.workspace<T>(Scratch::sums, parts * cols);
     for_each(ctx, parts * cols, [=] __device__(Index i) {
@@ -102,12 +111,12 @@ void column_sums(const Context<Cuda>& ctx, Index rows, Index cols, Term term, Fi
         T sum = T(0);
         for (Index row = part * stretch; row < last; ++row) sum += term(row, c);
         partial[i] = sum;
-    });
+    }, at);
     for_each(ctx, cols, [=] __device__(Index c) {
         T sum = T(0);
         for (Index part = 0; part < parts; ++part) sum += partial[part * cols + c];
         finish(c, sum);
-    });
+    }, at);
 }
 
 /// Zeros in the rows from first on.

@@ -96,7 +96,7 @@ void balance_update(const Context<Cuda>& ctx, const Balance& balance, Index chos
     require_shape("balance: histogram", balance.histogram, bias.size, Balance::bins);
     double* places = ctx.workspace<double>(Scratch::operation, bias.size);
     gpu::balance_update_kernel<T><<<1, gpu::block_threads, 0, ctx.stream()>>>(balance, chosen, bias, places);
-    KIMIK3_CUDA(cudaGetLastError());
+    check_launch();
 }
 
 }  // namespace kimik3
