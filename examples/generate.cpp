@@ -1,24 +1,11 @@
 // kimik3-generate: a checkpoint and a prompt -> text, streamed.
 
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-
-#include "kimik3/io/checkpoint_files.hpp"
-#include "kimik3/io/config_json.hpp"
-#include "model_programs.hpp"
+#include "checkpoint_programs.hpp"
 
 namespace {
 
 void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_file) {
-    app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")
-        ->required();
-    app.add_option("--tokenizer", a.tokenizer,
-                   "tokenizer.json or another tokenizer file, also a GGUF file, or bytes [tokenizer.json of the\n"
-                   "checkpoint]");
+    kimik3::describe_checkpoint(app, a);
     app.add_option("--prompt", a.prompts, "Text to go on from; several --prompt are generated side by side")
         ->allow_extra_args(false);
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");
@@ -44,15 +31,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");
     app.add_flag("--quiet", a.quiet, "No statistics on standard error");
-    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+    kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-}
-
-std::string read_all(const std::string& path) {
-    if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-    std::ifstream file(path, std::ios::binary);
-    kimik3::require(file.is_open(), "--prompt-file: '{}' cannot be read", path);
-    return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace
@@ -62,20 +42,9 @@ int main(int argc, char** argv) {
     std::string prompt_file;
     CLI::App app("Generates text from a checkpoint.", "kimik3-generate");
     describe(app, arguments, prompt_file);
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& problem) {
-        return app.exit(problem) == 0 ? 0 : 2;
-    }
-    try {
-        if (!prompt_file.empty()) arguments.prompts.push_back(read_all(prompt_file));
+    return kimik3::run_on_checkpoint(app, argc, argv, arguments, [&](auto programs) {
+        if (!prompt_file.empty()) arguments.prompts.push_back(kimik3::read_input(prompt_file, "--prompt-file"));
         if (arguments.prompts.empty()) arguments.prompts.emplace_back();
-        const std::string config = (kimik3::find_checkpoint(arguments.checkpoint) / "config.json").string();
-        const bool whole = kimik3::with_preset(kimik3::read_config_json(config), "the model of '" + config + "'",
-                                               [&](auto programs) { return programs.generate(arguments); }, config);
-        return whole ? 0 : 130;
-    } catch (const std::exception& problem) {
-        std::fprintf(stderr, "kimik3-generate: %s\n", problem.what());
-        return 1;
-    }
+        return programs.generate(arguments);
+    });
 }

@@ -9,8 +9,7 @@
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/kimik3.hpp"
-#include "kimik3/text.hpp"
-#include "model_programs.hpp"
+#include "open_tokenizer.hpp"
 #include "terminal.hpp"
 
 namespace kimik3 {
@@ -40,35 +39,23 @@ inline std::string shown_prompt(const std::string& prompt) {
     return whole + text.flush();
 }
 
-inline Tokenizer tokenizer_of(const GenerateArguments& a, const std::filesystem::path& checkpoint) {
-    if (a.tokenizer == "bytes") return Tokenizer::bytes();
-    if (!a.tokenizer.empty()) return load_any_tokenizer(a.tokenizer.string());
-    const std::filesystem::path beside = checkpoint / "tokenizer.json";
-    require(std::filesystem::exists(beside), "'{}' has no tokenizer.json: name one with --tokenizer (a file, or bytes)",
-            checkpoint.string());
-    return load_tokenizer(beside.string());
-}
-
 template <ModelConfig config>
 bool ModelPrograms<config>::generate(const GenerateArguments& a) {
-    const std::filesystem::path checkpoint = find_checkpoint(a.checkpoint);
-    const Tokenizer tokenizer = tokenizer_of(a, checkpoint);
-    require(tokenizer.vocab_size() <= config.vocab_size, "the tokenizer has {} tokens, the model's vocabulary only {}",
-            tokenizer.vocab_size(), config.vocab_size);
+    const Tokenizer tokenizer = open_tokenizer(a, config.vocab_size);
     KimiK3<config> model(Context<Cpu>(a.threads));
-    load_model(checkpoint, model);
+    load_model(find_checkpoint(a.checkpoint), model);
 
     GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,
                             .repetition_penalty = a.repetition_penalty, .seed = a.seed, .max_tokens = a.max_tokens};
     options.context = a.context;
     options.vocabulary = tokenizer.vocab_size();
-    options.begin_id = tokenizer.begin_id() ? tokenizer.begin_id() : tokenizer.end_id();
+    options.begin_id = begin_of_text(tokenizer);
     if (!a.ignore_end && tokenizer.end_id()) options.stop_ids.push_back(*tokenizer.end_id());
     std::vector<std::vector<std::int32_t>> prompts;
     Index prompt_tokens = 0;
     std::vector<std::string> texts;
     for (const std::string& prompt : a.prompts) {
-        prompts.push_back(tokenizer.encode(prompt, a.specials ? Specials::recognised : Specials::as_text));
+        prompts.push_back(tokenizer.encode(prompt, specials_of(a)));
         texts.push_back(a.no_echo ? "" : shown_prompt(prompt));
         prompt_tokens += static_cast<Index>(prompts.back().size());
     }

@@ -1,5 +1,5 @@
 #pragma once
-// What kimik3-train and kimik3-generate ask of a model, free of any model's code. Each preset's code is a file of its
+// What the programs ask of a model, free of any model's code. Each preset's code is a file of its
 // own (written by CMake), so that presets compile side by side and a change of a command line compiles none of them.
 
 #include <filesystem>
@@ -22,25 +22,47 @@ struct TrainArguments {
     std::uint64_t seed = 0;
     bool resume = false, sequential = false, recompute = false;
     Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
+    std::optional<Index> report_every;  // left out: 2 % of the steps
+    int threads = 0;
+    std::string command;  // as it was typed
+};
+
+struct CheckpointArguments {
+    std::filesystem::path checkpoint, tokenizer;
+    bool specials = false;
     int threads = 0;
 };
 
-struct GenerateArguments {
-    std::filesystem::path checkpoint, tokenizer;
+struct GenerateArguments : CheckpointArguments {
     std::vector<std::string> prompts, stop;
     Index max_tokens = 128, context = 0;
     double temperature = 0.8, top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0;
     Index top_k = 0;
     std::uint64_t seed = 0;
-    bool ignore_end = false, specials = false, no_echo = false, quiet = false;
-    int threads = 0;
+    bool ignore_end = false, no_echo = false, quiet = false;
 };
 
-/// The programs of one preset. Both throw Error, and return false when they were interrupted.
+struct InspectArguments : CheckpointArguments {
+    std::filesystem::path text, out = "inspect.html";
+    std::optional<std::string> prompt;
+    Index seq = 0, batch = 8, max_tokens = 16384;  // seq as in training
+    std::string command;
+};
+
+struct EvalArguments : CheckpointArguments {
+    std::vector<std::filesystem::path> texts;
+    std::filesystem::path choices;
+    Index window = 0, stride = 0, batch = 8;  // window as seq in training; stride 0: half of it
+    bool json = false;
+};
+
+/// The programs of one preset. All throw Error, and return false when they were interrupted.
 template <ModelConfig config>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
     static bool generate(const GenerateArguments& arguments);
+    static bool inspect(const InspectArguments& arguments);
+    static bool evaluate(const EvalArguments& arguments);
 };
 
 #define KIMIK3_PROGRAM_PRESET(name) extern template struct ModelPrograms<presets::name>;

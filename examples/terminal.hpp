@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,24 @@ inline std::string shown_amount(double amount) {
     int prefix = 0;
     for (; amount >= 999.5 && prefix < 5; ++prefix) amount /= 1000;
     return fmt::format("{:.{}f} {}", amount, prefix == 0 || amount >= 99.95 ? 0 : 1, prefixes[prefix]);
+}
+
+/// A command line as a shell takes it.
+inline std::string shown_command(int count, const char* const* words) {
+    std::string line;
+    for (int w = 0; w < count; ++w) {
+        const std::string_view word = words[w];
+        if (w > 0) line += ' ';
+        constexpr std::string_view plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%";
+        if (!word.empty() && word.find_first_not_of(plain) == std::string_view::npos) {
+            line += word;
+            continue;
+        }
+        line += '\'';
+        for (const char letter : word) line += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+        line += '\'';
+    }
+    return line;
 }
 
 inline void print_table(const std::vector<std::pair<std::string, std::string>>& rows) {

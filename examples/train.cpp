@@ -7,6 +7,7 @@
 #include "kimik3/train/parameter_groups.hpp"
 #include "kimik3/train/schedule.hpp"
 #include "model_programs.hpp"
+#include "terminal.hpp"
 
 namespace {
 
@@ -28,7 +29,7 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.option_defaults()->always_capture_default();
     app.add_option("--data", a.data,
                    "Folder with train_*.bin, val_*.bin and tokenizer.json, as kimik3-prepare writes it")->required();
-    app.add_option("--out", a.out, "Folder of the run: checkpoints step-*, best, metrics.csv")->required();
+    app.add_option("--out", a.out, "Folder of the run: checkpoints step-*, best, metrics.csv, report.html")->required();
     app.add_option("--preset", a.preset, "Model: " + kimik3::program_presets())
         ->check(name_read_by(kimik3::program_preset));
     app.add_flag("--resume", a.resume, "Go on from the newest checkpoint in --out; with the same options bit for bit");
@@ -68,6 +69,9 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
         ->check(CLI::NonNegativeNumber);
     app.add_option("--keep", a.keep, "Checkpoints kept, the newest; best is kept beside them")
         ->check(CLI::PositiveNumber);
+    app.add_option("--report-every", a.report_every,
+                   "Steps between looks into the model, after which report.html is drawn anew; 0: at the end only "
+                   "[2 % of --steps]")->check(CLI::NonNegativeNumber);
     app.add_option("--log-every", a.log_every,
                    "Steps between progress lines where output is no terminal; 0: first and last only")
         ->check(CLI::NonNegativeNumber);
@@ -87,6 +91,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& problem) {
         return app.exit(problem) == 0 ? 0 : 2;
     }
+    arguments.command = kimik3::shown_command(argc, argv);
     try {
         const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), "--preset " + arguments.preset,
                                                [&](auto programs) { return programs.train(arguments); });

@@ -1,11 +1,11 @@
 #pragma once
-// The body of kimik3-train for one preset: data and model, the table, the loop with its log and checkpoints.
+// The body of kimik3-train for one preset: data and model, the table, the loop with its log, checkpoints and report.
 
 #include <algorithm>
-#include <charconv>
-#include <fstream>
+#include <numeric>
 
 #include "kimik3/io/checkpoint.hpp"
+#include "kimik3/io/report.hpp"
 #include "kimik3/kimik3.hpp"
 #include "kimik3/text/tokenizer_files.hpp"
 #include "model_programs.hpp"
@@ -38,6 +38,7 @@ public:
             val_tokens_ = count_tokens(shards);
             validation_.emplace(std::move(shards), seq_);
         }
+        read_probe_text();
         for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
             if (std::filesystem::exists(a_.data / name)) extra_files_.push_back(a_.data / name);
     }
@@ -45,10 +46,11 @@ public:
     bool run() {
         if (a_.resume) resume();
         std::filesystem::create_directories(a_.out);
-        print_start();
-        MetricsFile metrics(a_.out / "metrics.csv",
+        print_table(facts());
+        MetricsFile metrics(metrics_path(),
                             {"loss", "val_loss", "lr", "gradient_norm", "tokens", "tokens_per_second"},
                             trainer_.position().step);
+        begun_at_ = trainer_.position().step;
         if (a_.resume) best_ = best_in_metrics();
         catch_interruption();
         std::optional<double> first_loss;
@@ -72,10 +74,13 @@ public:
             metrics.write(step.step, row);
             stopped = interrupted != 0;
             if (end || stopped || due(step.step, a_.save_every)) save();
+            const bool drawn = end || due(step.step, a_.report_every.value_or((std::max)(Index{1}, a_.steps / 50)));
+            if (drawn || stopped) report(step.step, drawn);
         }
         status_.close();
         if (!end) fmt::print("interrupted after step {}: go on with --resume\n", trainer_.position().step);
         fmt::print("checkpoint {}\n", checkpoint_folder(a_.out, trainer_.position().step).string());
+        fmt::print("report {}\n", report_path().string());
         fmt::print("loss {:.3f} -> {:.3f}, {:.0f} tokens/s\n", *first_loss, smooth_, all_tokens / all_seconds);
         return end;
     }
@@ -129,26 +134,39 @@ private:
         fmt::print("resuming from {}\n", newest.string());
     }
 
+    std::filesystem::path metrics_path() const { return a_.out / "metrics.csv"; }
+    std::filesystem::path report_path() const { return a_.out / "report.html"; }
+
     /// The lowest validation loss of the steps before the first to come: infinity where there is none.
     double best_in_metrics() const {
-        std::ifstream file(a_.out / "metrics.csv");
         double best = std::numeric_limits<double>::infinity();
-        for (std::string row; std::getline(file, row);) {
-            const char* cell = row.data() + row.find(',', row.find(',') + 1) + 1;  // step,loss,val_loss,...
-            double loss = 0;
-            if (std::from_chars(cell, row.data() + row.size(), loss).ec == std::errc()) best = (std::min)(best, loss);
-        }
+        for (const double loss : read_metrics(metrics_path())["val_loss"])
+            if (loss < best) best = loss;
         return best;
     }
 
-    void print_start() const {
+    /// The text that the report looks at, the same at every step: the beginning of the validation text, or else of the
+    /// training text.
+    void read_probe_text() {
+        const auto read = [&](const TokenWindows& windows) {
+            std::vector<Index> first(to_size((std::min)(a_.batch, windows.count())));
+            std::iota(first.begin(), first.end(), Index{0});
+            windows.read(first, probe_batch_);
+        };
+        if (validation_) read(*validation_);
+        else read(TokenWindows(open_shards(a_.data, "train", Model::config.vocab_size), seq_));
+        const char* split = validation_ ? "validation" : "training";
+        probe_text_ = fmt::format("the first {} tokens of the {} text", probe_batch_.tokens.size(), split);
+    }
+
+    std::vector<std::pair<std::string, std::string>> facts() const {
         const ParameterCount count = count_parameters(Model::config, model_.parameters());
         const Index state = 3 * model_.weights().size * static_cast<Index>(sizeof(typename Model::A));
         const Index activations = model_.training_bytes(a_.batch, seq_);
         const Index step_tokens = a_.batch * seq_ * a_.accumulation;
         const double flops = training_flops_per_token(Model::config, model_.parameters(), seq_);
         const auto& layers = Model::config.layer_types;
-        print_table({
+        return {
             {"preset", a_.preset},
             {"layers", fmt::format("{}  (K: KDA, M: Gated MLA)", std::string(layers.letters, to_size(layers.size())))},
             {"parameters", fmt::format("{}, {} active for a token", shown_amount(static_cast<double>(count.total)),
@@ -164,7 +182,7 @@ private:
                                    shown_amount(static_cast<double>(state)),
                                    shown_amount(static_cast<double>(activations)))},
             {"threads", fmt::format("{}", model_.context().threads())},
-        });
+        };
     }
 
     static bool due(Index step, Index every) { return every > 0 && (step + 1) % every == 0; }
@@ -198,6 +216,36 @@ private:
         for (std::size_t f = 0; f + to_size(a_.keep) < folders.size(); ++f) std::filesystem::remove_all(folders[f]);
     }
 
+    /// Looks into the model and draws report.html; kept: whether the expert load goes down in expert_load.csv.
+    void report(Index step, bool kept) {
+        Report page = model_report(model_, a_.out.string());
+        Probe probe;
+        probe.add(look_inside(model_, probe_batch_.tokens, probe_batch_.batch));
+        if (!probe.load().empty()) {
+            const std::filesystem::path path = a_.out / "expert_load.csv";
+            if (!loads_) loads_.emplace(path, load_columns(probe), begun_at_);
+            if (kept) loads_->write(step, load_row(probe));
+            page.load_history = read_metrics(path);
+        }
+        page.probe = std::move(probe);
+        page.text = probe_text_;
+        page.curves = read_metrics(metrics_path());
+        double validation = std::numeric_limits<double>::quiet_NaN();
+        for (const double loss : (*page.curves)["val_loss"])
+            if (!std::isnan(loss)) validation = loss;
+        page.headline = {{"step", fmt::format("{} of {}", step + 1, a_.steps)},
+                         {"loss, running mean", fmt::format("{:.3f}", smooth_)},
+                         {"validation loss", std::isnan(validation) ? "-" : fmt::format("{:.3f}", validation)},
+                         {"tokens/s", fmt::format("{:.0f}", (*page.curves)["tokens_per_second"].back())}};
+        page.facts = facts();
+        page.command = a_.command;
+        Index moments = 0;
+        for (const auto& tensor : trainer_.optimizer().state()) moments += tensor.values.size;
+        page.memory_bytes.emplace_back("optimizer", moments * static_cast<Index>(sizeof(typename Model::A)));
+        page.memory_bytes.emplace_back("activations", model_.training_bytes(a_.batch, seq_));
+        write_report(report_path(), page);
+    }
+
     TrainArguments a_;
     Index seq_;
     Index train_tokens_ = 0, val_tokens_ = 0;
@@ -206,6 +254,10 @@ private:
     std::optional<TokenWindows> validation_;
     std::vector<std::filesystem::path> extra_files_;
     StatusLine status_;
+    Batch probe_batch_;
+    std::string probe_text_;
+    std::optional<MetricsFile> loads_;
+    Index begun_at_ = 0;
     double smooth_ = 0, seconds_ = 0, best_ = std::numeric_limits<double>::infinity();
     Index tokens_ = 0;
 };

@@ -5,6 +5,7 @@
 #include "kimik3/io/checkpoint.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/gguf_model.hpp"
+#include "kimik3/io/report.hpp"
 #include "kimik3/io/safetensors.hpp"
 #include "kimik3/io/safetensors_writer.hpp"
 #include "kimik3/kimik3.hpp"

@@ -1,5 +1,5 @@
 // b77: what a program of a careful user instantiates, under every warning of warnings.txt: whole models in float and
-// in double, all switches at both ends, a trainer, generation, checkpoints, tokenizers.
+// in double, all switches at both ends, a trainer, generation, scores, a probe, checkpoints, tokenizers.
 #include <kimik3/io.hpp>
 #include <kimik3/kimik3.hpp>
 #include <kimik3/text.hpp>
@@ -24,6 +24,11 @@ template class kimik3::Trainer<Plain>;
 template class kimik3::Trainer<Reference>;
 template class kimik3::Generation<Plain>;
 template class kimik3::BatchGeneration<Reference>;
+template Observation kimik3::look_inside(Plain&, Tokens, const Sequences&);
+template Observation kimik3::look_inside(Reference&, Tokens, Index);
+template TextScore kimik3::score_text(Plain&, const Shard&, const TextScoreOptions&);
+template std::vector<double> kimik3::score_endings(Reference&, std::span<const Ending>, Index);
+template Report kimik3::model_report(const Plain&, std::string);
 template void kimik3::save_model(const std::filesystem::path&, const Plain&, const std::vector<std::filesystem::path>&);
 template void kimik3::write_weights(const std::filesystem::path&, const Reference&, const WeightsFormat&,
                                     const std::vector<std::filesystem::path>&);

@@ -233,6 +233,17 @@ BOOST_AUTO_TEST_CASE(b38_parameters_are_counted_by_hand) {
     const ParameterCount count = count_parameters(large, entries);
     BOOST_CHECK_EQUAL(count.total, total);
     BOOST_CHECK_EQUAL(count.active, total - 12 * 60 * 3 * 320 * 288);
+
+    ParameterCount parts;
+    for (const ParameterPart& part : parameter_parts(large, entries)) {
+        parts.total += part.total, parts.active += part.active;
+        if (part.name == "KDA") BOOST_CHECK_EQUAL(part.total, 9 * kda);
+        if (part.name == "Gated MLA") BOOST_CHECK_EQUAL(part.total, 4 * mla);
+        if (part.name == "Attention Residuals") BOOST_CHECK_EQUAL(part.tensors, 13 * 4 + 2);
+        if (part.name == "routed experts") BOOST_CHECK_EQUAL(part.active, 12 * 4 * 3 * 320 * 288);
+    }
+    BOOST_CHECK_EQUAL(parts.total, count.total);
+    BOOST_CHECK_EQUAL(parts.active, count.active);
 }
 
 BOOST_AUTO_TEST_CASE(b38_a_config_known_at_run_time_has_the_table_of_its_model) {

@@ -13,7 +13,7 @@ equal() {
 }
 rows() { cut -d, -f1-6 "$1/metrics.csv"; }  # all but the speed
 same_run() { # same_run <run> <run> <checkpoint>
-    equal "$(rows "$1")" "$(rows "$2")" && diff -r "$1/$3" "$2/$3" && diff -r "$1/best" "$2/best"
+    equal "$(rows "$1")" "$(rows "$2")" && cmp "$1/expert_load.csv" "$2/expert_load.csv" && diff -r "$1/$3" "$2/$3" && diff -r "$1/best" "$2/best"
 }
 
 for n in $(seq 1 400); do echo "Sentence $n of a book says that $((n * 7 % 13)) birds sat on a wall."; done >book.txt
@@ -29,11 +29,20 @@ law "the last line is the summary" grep -qE '^loss [0-9.]+ -> [0-9.]+, [0-9]+ to
 law "a log has the first, every third and the last step" equal "$(grep -c '^step .* left' stdout)" 3
 law "no line is rewritten in a log" equal "$(tr -cd '\r\033' <stdout | wc -c)" 0
 law "standard error is quiet" test ! -s stderr
-law "the newest checkpoints and the best are kept" equal "$(cd whole && echo *)" "best metrics.csv step-00000004 step-00000006"
+law "the newest checkpoints and the best are kept" equal "$(cd whole && echo *)" \
+    "best expert_load.csv metrics.csv report.html step-00000004 step-00000006"
 law "a checkpoint is whole" equal "$(cd whole/step-00000006 && echo *)" \
     "config.json model.safetensors tokenizer.json training.safetensors"
 law "the metrics have a row a step" equal "$(cut -d, -f1 whole/metrics.csv | xargs)" "step 0 1 2 3 4 5"
 law "validation is every second step" equal "$(awk -F, 'NR > 1 && $3 != "" { print $1 }' whole/metrics.csv | xargs)" "1 3 5"
+law "the loads have a row a look, here a step" equal "$(cut -d, -f1 whole/expert_load.csv | xargs)" "step 0 1 2 3 4 5"
+law "the report is whole" grep -q '"step","6 of 6"' whole/report.html
+law "it has the curve and the command" grep -qF '"loss":[' whole/report.html
+law "as it was typed" grep -qF -- '--out whole --save-every 2 --log-every 3' whole/report.html
+law "looking inside changes no bit" ends 0 "" "${six[@]}" --out unseen --save-every 2 --report-every 0
+law "one look, at the end" equal "$(cut -d, -f1 unseen/expert_load.csv | xargs)" "step 5"
+law "equal checkpoints" diff -r whole/step-00000006 unseen/step-00000006
+law "equal losses" equal "$(rows whole)" "$(rows unseen)"
 law "a run is not overwritten" ends 1 "already holds a run; choose another folder, or go on with --resume" "${six[@]}" --out whole
 law "a run that has ended is not resumed" ends 1 "has taken 6 steps already" "${six[@]}" --out whole --resume
 law "threads change no bit" ends 0 "" "${common[@]}" "${steps[@]}" --seq 32 --out threads --threads 2 --save-every 2
@@ -48,13 +57,15 @@ cp -r whole part
 rm -r part/step-00000006
 law "a run is resumed" ends 0 "resuming from part/step-00000004" "${six[@]}" --out part --resume
 law "b53 resumed is uninterrupted, bit for bit" same_run whole part step-00000006
+drawn() { grep -o '"load_history".*' "$1/report.html" | grep -o '^[^:]*:{"step":\[[^]]*\]'; }
+law "its report keeps the earlier curve" equal "$(drawn part)" '"load_history":{"step":[1.0,2.0,3.0,4.0,5.0,6.0]'
 cp -r whole other_data
 rm -r other_data/step-00000006
 law "b53 other data are refused" ends 1 "is of windows of 32 tokens, these have 16" "${common[@]}" "${steps[@]}" --seq 16 \
     --out other_data --resume
 
 # interruption
-long=("${small[@]}" --save-every 0 --eval-every 0 --schedule constant --warmup 0)
+long=("${small[@]}" --save-every 0 --eval-every 0 --report-every 0 --schedule constant --warmup 0)
 timeout --foreground 60 "$programs/kimik3-train" "${long[@]}" --steps 100000 --out stopped >stdout 2>stderr &
 for _ in $(seq 200); do grep -q "^2," stopped/metrics.csv 2>/dev/null && break; sleep 0.05; done
 kill -INT $!
@@ -62,6 +73,7 @@ wait $!
 law "an interruption has its own exit code" equal $? 130
 law "it says how to go on" grep -q 'interrupted after step [0-9]*: go on with --resume' stdout
 taken=$(sed -n 's/interrupted after step \([0-9]*\):.*/\1/p' stdout)
+law "the report is of the last step" grep -q "\"step\",\"$taken of 100000\"" stopped/report.html
 law "the checkpoint is of the last step" test -s "stopped/step-$(printf %08d "$taken")/training.safetensors"
 law "it goes on" ends 0 "" "${long[@]}" --steps $((taken + 2)) --out stopped --resume
 law "a run without interruption" ends 0 "" "${long[@]}" --steps $((taken + 2)) --out unstopped
@@ -74,6 +86,7 @@ mkdir bare
 cp data/train_* bare
 law "without validation and tokenizer" ends 0 "0 for validation" --preset tiny --data bare --out bare_run --steps 1 --batch 1 --seq 8
 law "no best model" absent bare_run/best
+law "its report is of one step, on the training text" grep -q '"text":"the first 8 tokens of the training text"' bare_run/report.html
 
 # wrong input: exit 1 and what to do
 law "no folder" ends 1 "kimik3-prepare makes one from text" --data nowhere --out e1
@@ -97,7 +110,7 @@ law "a checkpoint that was cut off" ends 1 "model.safetensors" "${small[@]}" --s
 limited() { ( ulimit -f 2000; trap '' XFSZ; "$programs/kimik3-train" "${small[@]}" --steps 2 --out full >/dev/null 2>stderr; [ $? = 1 ] ); }
 law "b55 a disk that is full is reported" limited
 law "with the file" grep -qE 'model.safetensors: cannot write the file: File too large' stderr
-law "b55 no half checkpoint is left" equal "$(cd full && echo *)" metrics.csv
+law "b55 no half checkpoint is left" equal "$(cd full && echo *)" "expert_load.csv metrics.csv report.html"
 
 # wrong usage: exit 2
 law "help" ends 0 "--weight-decay" --help

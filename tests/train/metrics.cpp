@@ -1,6 +1,7 @@
 #include "kimik3/train/metrics.hpp"
 
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <locale>
@@ -89,6 +90,37 @@ BOOST_AUTO_TEST_CASE(other_columns_and_other_files_are_refused_and_left_alone) {
     MetricsFile file(*this / "n.csv", {"loss"}, 0);
     BOOST_CHECK_THROW(add(file, 0, {}), Error);
     BOOST_CHECK_THROW(add(file, 0, {1.0, 2.0}), Error);
+}
+
+BOOST_AUTO_TEST_CASE(a_log_reads_back_as_it_was_written) {
+    {
+        MetricsFile file(*this / "m.csv", {"loss", "validation"}, 0);
+        add(file, 0, {1.0 / 3.0, std::nullopt});
+        add(file, 7, {-std::numeric_limits<double>::infinity(), 5e-324});
+    }
+    const MetricsTable log = read_metrics(*this / "m.csv");
+    BOOST_CHECK_EQUAL(log.rows(), 2);
+    BOOST_TEST(log["step"] == (std::vector{0.0, 7.0}), boost::test_tools::per_element());
+    BOOST_TEST(log["loss"] == (std::vector{1.0 / 3.0, -std::numeric_limits<double>::infinity()}),
+               boost::test_tools::per_element());
+    BOOST_CHECK(std::isnan(log["validation"][0]));
+    BOOST_CHECK_EQUAL(log["validation"][1], 5e-324);
+    BOOST_CHECK_THROW(log["speed"], Error);
+}
+
+BOOST_AUTO_TEST_CASE(a_log_that_is_not_one_is_refused_and_a_cut_off_row_is_left_out) {
+    write_text(*this / "m.csv", "step,loss\n0,5\n1,4\n2,3");
+    BOOST_TEST(read_metrics(*this / "m.csv")["loss"] == (std::vector{5.0, 4.0}), boost::test_tools::per_element());
+    double sum = 0;
+    for (const double loss : read_metrics(*this / "m.csv")["loss"]) sum += loss;  // outlives the table
+    BOOST_CHECK_EQUAL(sum, 9);
+    write_text(*this / "m.csv", "");
+    BOOST_CHECK_EQUAL(read_metrics(*this / "m.csv").rows(), 0);
+    write_text(*this / "m.csv", "step,loss\n0,5,6\n");
+    BOOST_TEST(reason([&] { read_metrics(*this / "m.csv"); }).find("a row of 3 cells: '0,5,6") != std::string::npos);
+    write_text(*this / "m.csv", "step,loss\n0,fast\n");
+    BOOST_TEST(reason([&] { read_metrics(*this / "m.csv"); }).find("'fast'") != std::string::npos);
+    BOOST_CHECK_THROW(read_metrics(*this / "none.csv"), Error);
 }
 
 BOOST_AUTO_TEST_CASE(b78_rows_do_not_depend_on_the_locale) {

@@ -142,7 +142,8 @@ public:
     template <class Body>
     void parallel_tasks(Index count, Body&& body) const {
         using Plain = std::remove_reference_t<Body>;
-        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, nullptr, &body, count});
+        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, nullptr, &body,
+             count});
     }
 
     /// count numbers of scratch memory that belong to one thread until it asks again. It grows when it must and is then
@@ -158,8 +159,8 @@ public:
     }
 
 private:
-    /// Not a template, so that a body costs the compiler one call and no loop. Either body is called: with a task, or with
-    /// the range of size elements, in units of grain, that is the task's.
+    /// Not a template, so that a body costs the compiler one call and no loop. Either body is called: with a task, or
+    /// with the range of size elements, in units of grain, that is the task's.
     struct Tasks {
         void (*of_task)(void*, Index, int);
         void (*of_range)(void*, Index, Index);

@@ -51,7 +51,7 @@ struct AttnResSite {
         }
     };
 
-    /// Returns h: saved.h, or the prefix where there is nothing to mix.
+    /// Returns h (RES-2): saved.h, or the prefix where there is nothing to mix.
     static MatrixView<const T> forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p,
                                        const Residuals<const T>& residuals, Saved& s) {
         if (!mixes(c, residuals.endpoints.count + 1)) return residuals.prefix;

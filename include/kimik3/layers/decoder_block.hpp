@@ -1,8 +1,8 @@
 #pragma once
 // One decoder layer: attention and feed-forward, each behind a read of the residuals and a pre-norm (spec 1.1):
-//   h = read(attention site)              a = Attn(norm(h))
-//   mid = prefix + a; at a block boundary the incoming prefix is stored as an endpoint instead, and mid = a
-//   h = read(feed-forward site)           out = mid + FFN(norm(h))
+//   h = read(attention site)              a = Attn(norm(h))   (BLOCK-3)
+//   mid = prefix + a; at a block boundary the incoming prefix is stored as an endpoint instead, and mid = a   (BLOCK-4)
+//   h = read(feed-forward site)           out = mid + FFN(norm(h))   (BLOCK-5)
 // The layer's position is a run-time value: only the number of endpoints and the boundary depend on it.
 
 #include "kimik3/config/schedule.hpp"
@@ -45,6 +45,7 @@ struct Depth {
 
     static Depth of(const ModelConfig& c, Index layer) {
         if (!c.attn_res) return {false, 0};
+        // (BLOCK-6)
         return {layer % c.attn_res_block_size == 0, ceil_div(layer, c.attn_res_block_size)};
     }
 };
@@ -169,6 +170,7 @@ struct BlockLayer {
                          const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients, Sums& sums,
                          Saved& s, BlockScratch<T>& scratch, const Balance& balance,
                          VectorView<const std::uint8_t> counted) {
+        // (BLOCK-8)
         Residuals<const T> after_attention = residuals;
         if (depth.opens_block) after_attention.endpoints.add(residuals.prefix);
         after_attention.prefix = sums.mid;

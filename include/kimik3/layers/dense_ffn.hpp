@@ -47,12 +47,14 @@ struct GatedFfn {
                         MatrixView<T> y, Add add, Saved& s) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
+        // (SITU-3)
         linear_forward(ctx, s.hidden, p.down_proj, y, add);
     }
 
     /// dx is overwritten, or added to; s is used up.
     static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
                          MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
+        // (SITU-4)
         matmul_tn(ctx, dy, s.hidden, g.down_proj, Add::yes);
         matmul_nn(ctx, dy, p.down_proj, s.hidden, Add::no);
         situ_backward(ctx, s.hidden, s.gate, s.up, betas, s.gate, s.up);

@@ -133,18 +133,16 @@ struct KdaLayer {
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         State none{};
         State& kept = state != nullptr ? *state : none;
-        convolved(ctx, seq, x, p.q_proj, p.q_conv1d, s.q_in, s.q, kept.q_window);
-        convolved(ctx, seq, x, p.k_proj, p.k_conv1d, s.k_in, s.k, kept.k_window);
-        convolved(ctx, seq, x, p.v_proj, p.v_conv1d, s.v_in, s.v, kept.v_window);
-        linear_forward(ctx, x, p.f_a_proj, s.f_low);
+        // (KDA-1)
+        linear_forward(ctx, x, {{p.q_proj, s.q_in}, {p.k_proj, s.k_in}, {p.v_proj, s.v_in}, {p.f_a_proj, s.f_low},
+                                {p.b_proj, s.b}, {p.g_proj, s.gate}, {p.g_a_proj, s.g_low}});
+        short_conv_forward(ctx, seq, s.q_in, p.q_conv1d, kept.q_window, s.q, kept.q_window);
+        short_conv_forward(ctx, seq, s.k_in, p.k_conv1d, kept.k_window, s.k, kept.k_window);
+        short_conv_forward(ctx, seq, s.v_in, p.v_conv1d, kept.v_window, s.v, kept.v_window);
         linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
-        linear_forward(ctx, x, p.b_proj, s.b);
+        // (KDA-9)
         attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
-        if (full_rank_gate(c)) linear_forward(ctx, x, p.g_proj, s.gate);
-        if (low_rank_gate(c)) {
-            linear_forward(ctx, x, p.g_a_proj, s.g_low);
-            linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
-        }
+        if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
     }
@@ -184,13 +182,6 @@ private:
     }
     static KdaInput<T> unit_input(const Saved& s, MatrixView<const A> initial) {
         return {s.q_unit, s.k_unit, s.v, s.g, s.beta, initial};
-    }
-
-    static void convolved(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x,
-                          MatrixView<const T> proj, MatrixView<const A> conv, MatrixView<T> in, MatrixView<T> out,
-                          MatrixView<A> window) {
-        linear_forward(ctx, x, proj, in);
-        short_conv_forward(ctx, seq, in, conv, window, out, window);
     }
 
     /// out: the gradient of the convolution's output, then of its input.

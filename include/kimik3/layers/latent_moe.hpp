@@ -92,6 +92,7 @@ struct LatentMoeLayer {
         return s;
     }
 
+    // (MOE-5)
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);

@@ -120,19 +120,18 @@ struct MlaLayer {
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         const MlaHeads heads = heads_of(c);
-        if (c.q_lora_rank == 0) {
-            linear_forward(ctx, x, p.q_proj, s.q);
-        } else {
-            linear_forward(ctx, x, p.q_a_proj, s.q_low);
+        linear_forward(ctx, x, {{p.q_proj, s.q}, {p.q_a_proj, s.q_low}, {p.kv_a_proj_with_mqa, s.kv_low}});
+        if (c.q_lora_rank != 0) {
             rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
             linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
         }
-        linear_forward(ctx, x, p.kv_a_proj_with_mqa, s.kv_low);
+        // (MLA-1)
         rms_norm_forward(ctx, latent_of(c, s), p.kv_a_layernorm, c.mla_lora_norm_eps, s.latent, s.kv_r);
         if (state != nullptr) {
             latent_append(ctx, seq, s.latent, shared_of(c, s), state->cache);
             attend_absorbed(ctx, heads, p, seq, s, *state);
         } else {
+            // (MLA-2)
             linear_forward(ctx, s.latent, p.kv_b_proj, s.kv);
             causal_attention_forward(ctx, seq, heads, s.q, s.kv, shared_of(c, s), s.o, s.lse);
         }
@@ -140,6 +139,7 @@ struct MlaLayer {
             linear_forward(ctx, x, p.g_proj, s.gate);
             sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
         }
+        // (MLA-4)
         linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, y);
     }
 
@@ -178,6 +178,7 @@ private:
         return s.kv_low.middle_cols(c.kv_lora_rank, c.qk_rope_head_dim);
     }
 
+    // (MLA-9)
     static void attend_absorbed(const Context<Backend>& ctx, const MlaHeads& heads, const Params& p,
                                 const Sequences& seq, Saved& s, State& state) {
         const Index rows = heads.nope + heads.value, latent = s.latent.cols;

@@ -106,6 +106,18 @@ public:
         return head_loss();
     }
 
+    /// An inference pass that shows what it computed: visit(layer, its parameters, its Saved) after each layer, while
+    /// its activations stand (layer: an integral_constant); then output_read() is that of the output. Reads only: no
+    /// gradients, no statistics. model/probe.hpp is made of it.
+    template <class Visit>
+    void observe(Tokens tokens, const Sequences& sequences, Visit&& visit) {
+        run(tokens, sequences, Pass::inference, nullptr, [&](auto layer) {
+            visit(layer, std::as_const(std::get<layer>(params_.layers)), std::as_const(std::get<layer>(acts_.saved)));
+        });
+    }
+    /// The read before the head of the last pass.
+    const SavedRead<Backend, T>& output_read() const { return acts_.output; }
+
     /// The losses of the last pass, one a token, 0 where the target was ignored.
     VectorView<const A> token_losses() const { return acts_.head.loss; }
 
@@ -205,8 +217,13 @@ private:
         ready_for_backward_ = pass == Pass::training;
     }
 
-    /// Embedding to final norm.
-    void run(Tokens tokens, const Sequences& sequences, Pass pass, State* state) {
+    struct Unobserved {
+        void operator()(auto) const {}
+    };
+
+    /// Embedding to final norm; after_layer(layer) is called after each layer.
+    template <class AfterLayer = Unobserved>
+    void run(Tokens tokens, const Sequences& sequences, Pass pass, State* state, AfterLayer&& after_layer = {}) {
         ready_for_backward_ = false;
         require(sequences.tokens() == static_cast<Index>(tokens.size()), "the sequences hold {} tokens, {} were given",
                 sequences.tokens(), tokens.size());
@@ -221,7 +238,9 @@ private:
         residuals.prefix = acts_.embedded;
         static_for<layers>([&](auto layer) {
             forward_layer<layer>(residuals, state != nullptr ? &state->template layer_state<layer>() : nullptr);
+            after_layer(layer);
         });
+        // (BLOCK-7)
         acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, residuals);
     }
 

@@ -3,6 +3,10 @@
 // two operations. Backward costs twice forward. KDA in chunks of C: 6 D^2 + 3 C D + C^2 a head and token (Kimi Linear,
 // 2510.26692); attention over the half of the context that causality leaves on average.
 
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kimik3/config/model_config.hpp"
@@ -25,6 +29,41 @@ inline ParameterCount count_parameters(const ModelConfig& c, const std::vector<P
     count.active =
         count.total - (c.num_experts > 0 ? routed / c.num_experts * (c.num_experts - c.num_experts_per_token) : 0);
     return count;
+}
+
+/// The parameters of one part of a model.
+struct ParameterPart {
+    std::string name;
+    Index tensors = 0, total = 0, active = 0;  // elements; active: of a token
+};
+
+/// All parameters, each in one part, in the order in which the parts first appear.
+inline std::vector<ParameterPart> parameter_parts(const ModelConfig& c, const std::vector<ParameterInfo>& parameters) {
+    const auto part_of = [&](std::string_view name) -> std::string_view {
+        if (name.starts_with("model.embed_tokens")) return c.tie_embeddings ? "embedding and head" : "embedding";
+        if (name.starts_with("lm_head")) return "head";
+        if (name.find("_res_norm.") != name.npos || name.find("_res_proj.") != name.npos) return "Attention Residuals";
+        constexpr std::string_view layers = "model.layers.";
+        if (!name.starts_with(layers)) return "norms";
+        Index layer = 0;
+        std::from_chars(name.data() + layers.size(), name.data() + name.size(), layer);
+        name.remove_prefix(name.find('.', layers.size()) + 1);
+        if (name.starts_with("self_attn.")) return c.layer_types[layer] == 'K' ? "KDA" : "Gated MLA";
+        if (name.starts_with("mlp.")) return "dense feed-forward";
+        if (!name.starts_with("block_sparse_moe.")) return "norms";
+        if (name.find(".shared_experts.") != name.npos) return "shared experts";
+        return name.find(".experts.") != name.npos ? "routed experts" : "router and latent projections";
+    };
+    std::vector<ParameterPart> parts;
+    for (const ParameterInfo& tensor : parameters) {
+        const std::string_view name = part_of(tensor.name);
+        auto part = std::ranges::find(parts, name, &ParameterPart::name);
+        if (part == parts.end()) part = parts.insert(part, {std::string(name)});
+        ++part->tensors;
+        part->total += tensor.count;
+        part->active = tensor.experts > 0 ? part->total / tensor.experts * c.num_experts_per_token : part->total;
+    }
+    return parts;
 }
 
 /// Operations of one token's forward with its head in a sequence of length tokens.

@@ -1,7 +1,7 @@
 #pragma once
 // AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019) over pieces of the flat arrays:
 //   g' = scale g,  m <- b1 m + (1 - b1) g',  v <- b2 v + (1 - b2) g'^2
-//   w <- (1 - lr decay) w - lr [m / (1 - b1^t)] / [sqrt(v / (1 - b2^t)) + eps]
+//   w <- (1 - lr decay) w - lr [m / (1 - b1^t)] / [sqrt(v / (1 - b2^t)) + eps]   (TRAIN-6)
 //   adamw_step(ctx, pieces, rule, g, w, m, v)   w, m and v are overwritten, elements outside the pieces untouched
 // g, w and m have one layout; v, which only these tensors need, its own. All arithmetic in T.
 

@@ -1,11 +1,11 @@
 #pragma once
 // Attention Residuals (spec 4.1): every token mixes candidates v_0 ... v_{J-1} [N, D], the stored endpoints and last
 // the prefix, by a softmax over RMS-normed scores, w = gamma pi:
-//   r_j = 1/sqrt(mean(v_j^2) + eps),  s_j = r_j (v_j . w),  p = softmax(s),  h = sum_j p_j v_j
+//   r_j = 1/sqrt(mean(v_j^2) + eps),  s_j = r_j (v_j . w),  p = softmax(s),  h = sum_j p_j v_j   (RES-1)
 //   attn_res_forward (ctx, candidates, gamma [D], pi [D], eps, h [N, D], p [N, J], r [N, J])   h may be a candidate
 //   attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi)
 //     ds_j = p_j (dh . v_j - dh . h),  dv_j += p_j dh + ds_j r_j (w - v_j (v_j . w) r_j^2 / D),
-//     dw = sum over tokens and j of ds_j r_j v_j,  dgamma += dw pi,  dpi += dw gamma
+//     dw = sum over tokens and j of ds_j r_j v_j,  dgamma += dw pi,  dpi += dw gamma   (RES-5)
 // Gradients of candidates are added, since an endpoint is read many times. Sums in accumulator_t<T>.
 
 #include <type_traits>

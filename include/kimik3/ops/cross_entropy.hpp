@@ -2,7 +2,7 @@
 // Cross-entropy of logits [M, V] with one target a row (spec 1.3). A target of ignored_target asks for nothing.
 //   cross_entropy         (ctx, logits, targets, loss [M])   loss = log(sum exp(logits)) - logits[target], 0 if ignored
 //   cross_entropy_backward(ctx, logits, targets, scale, loss [M])
-//     the same losses, and logits become scale (softmax - onehot), a row of zeros if ignored
+//     the same losses, and logits become scale (softmax - onehot), a row of zeros if ignored   (TRAIN-3)
 // Rows stand alone, so a head may work on a few rows at a time and never hold all
 // logits. Sums in accumulator_t<T>. Targets outside of the vocabulary are refused before anything is computed;
 // check_targets does so on the host.

@@ -2,7 +2,7 @@
 // The log-decay of KDA (spec 2.2), channel by channel, from logits z [N, H K], A_log [H] (one a head) and dt_bias [H
 // K]:
 //   bounded   g = bound sigmoid(e^A (z + dt)), in (bound, 0)     another function than softplus, not a clamp of it
-//   softplus  g = -e^A softplus(z + dt)
+//   softplus  g = -e^A softplus(z + dt)   (KDA-7)
 //   decay_gate_forward (ctx, gate, z, A_log, dt_bias, g [N, H K])                              g may be z
 //   decay_gate_backward(ctx, gate, dg, z, A_log, dt_bias, dz [N, H K], dA_log [H], ddt_bias [H K])
 //     dz may be dg but not z; dA_log and ddt_bias are added to

@@ -16,7 +16,7 @@ KIMIK3_HOST_DEVICE inline V sigmoid(const V& x) {
     return V(1) / (V(1) + e);
 }
 
-/// x sigmoid(x), the activation after the short convolution, and its derivative.
+/// x sigmoid(x), the activation after the short convolution, and its derivative. (KDA-1)
 template <class V>
 KIMIK3_HOST_DEVICE inline V silu(const V& x) {
     return x * sigmoid(x);
@@ -24,10 +24,11 @@ KIMIK3_HOST_DEVICE inline V silu(const V& x) {
 template <class V>
 KIMIK3_HOST_DEVICE inline V silu_derivative(const V& x) {
     const V s = sigmoid(x);
+    // (KDA-2)
     return s * (V(1) + x * (V(1) - s));
 }
 
-/// SiTU-GLU: [b1 tanh(gate / b1) sigmoid(gate)] [b2 tanh(up / b2)], bounded by b1 b2 (report Eq. 12).
+/// SiTU-GLU: [b1 tanh(gate / b1) sigmoid(gate)] [b2 tanh(up / b2)], bounded by b1 b2 (report Eq. 12). (SITU-1)
 template <class V>
 KIMIK3_HOST_DEVICE inline V situ(const V& gate, const V& up, const V& beta, const V& linear_beta) {
     using std::tanh;
@@ -44,6 +45,7 @@ KIMIK3_HOST_DEVICE inline SituGradient<V> situ_gradient(const V& gate, const V& 
                                                         const V& dy) {
     using std::tanh;
     const V t = tanh(gate / beta), h = tanh(up / linear_beta), s = sigmoid(gate);
+    // (SITU-2)
     return {dy * linear_beta * h * s * ((V(1) - t * t) + beta * t * (V(1) - s)),
             dy * beta * t * s * (V(1) - h * h)};
 }

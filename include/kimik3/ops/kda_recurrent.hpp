@@ -1,5 +1,5 @@
 #pragma once
-// Kimi Delta Attention token by token (spec 2.3, 2.4; report Eq. 1). For each head, with the state S [K, V]:
+// Kimi Delta Attention token by token (spec 2.3, 2.4; report Eq. 1). For each head, with the state S [K, V] (KDA-9):
 //   S~ = diag(e^g_t) S;  u = beta_t (v_t - S~^T k_t);  S = S~ + k_t u^T;  o_t = K^-1/2 S^T q_t   (read after the write)
 //   kda_recurrent_forward (ctx, seq, heads, KdaInput, o [N, H V], final [slots, H K V])
 //   kda_recurrent_backward(ctx, seq, heads, KdaInput, d_o [N, H V], dfinal, KdaGradient)

@@ -2,7 +2,7 @@
 // Attention of Gated MLA in the form for inference (spec 3.4): queries that have been multiplied by W_UK meet the
 // cached latents themselves, which all heads share, and the sum of latents is handed on to W_UV.
 //   latent_attention(ctx, seq, heads, q_lat [N, H c], q [N, H(n+r)], cache [slots, max_len (c+r)], o_lat [N, H c])
-//     s_j = scale (q_lat . latent_j + q[n:] . shared_j),  o_lat = sum_j softmax(s)_j latent_j
+//     s_j = scale (q_lat . latent_j + q[n:] . shared_j),  o_lat = sum_j softmax(s)_j latent_j   (MLA-9)
 // A row of cache holds max_len times [latent (c) | shared key (r)], among them already those of the new tokens. Token
 // t of sequence s is number seq.past(s) + t of slot seq.slot(s) and sees the rows up to its own. Rows of o_lat past
 // the last sequence become zero. A token's bits depend neither on what later tokens hold, nor on other sequences, nor

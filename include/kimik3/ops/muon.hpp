@@ -1,8 +1,8 @@
 #pragma once
 // Muon (Jordan et al. 2024; update scale of Moonlight, arXiv 2502.16982) over blocks, dense matrices [R, C] in the flat
 // arrays; a projection of many heads is one block a head, so that a loud head does not drown the others (spec 8.2):
-//   g' = scale g,  m <- mu m + g',  n = g' + mu m (Nesterov)
-//   w <- (1 - lr decay) w - lr 0.2 sqrt(max(R, C)) NewtonSchulz(n)
+//   g' = scale g,  m <- mu m + g',  n = g' + mu m (Nesterov)   (TRAIN-7)
+//   w <- (1 - lr decay) w - lr 0.2 sqrt(max(R, C)) NewtonSchulz(n)   (TRAIN-9)
 //   muon_step(ctx, blocks, rule, g, w, m)   w and m are overwritten, elements outside the blocks untouched
 // The factor makes the root mean square of an update about 0.2, that of AdamW. All arithmetic in T.
 

@@ -1,6 +1,6 @@
 #pragma once
 // Depthwise causal convolution over the tokens of each sequence, then SiLU (spec 2.2):
-//   y_t[c] = SiLU(sum over j < W of w[c, j] u_{t-(W-1)+j}[c])
+//   y_t[c] = SiLU(sum over j < W of w[c, j] u_{t-(W-1)+j}[c])   (KDA-1)
 //   short_conv_forward (ctx, seq, u [N, P], w [P, W], initial, y [N, P], final)
 //   short_conv_backward(ctx, seq, dy [N, P], u, w, initial, dfinal, du [N, P], dw [P, W], dinitial)
 // initial, final [slots, (W-1) P]: the window before and after a sequence s, at row seq.slot(s), the oldest input

@@ -1,5 +1,5 @@
 #pragma once
-// The logistic sigmoid, elementwise over matrices [N, F]: y = 1 / (1 + e^-x). KDA's beta is one.
+// The logistic sigmoid, elementwise over matrices [N, F]: y = 1 / (1 + e^-x). KDA's beta is one. (KDA-5)
 //   sigmoid_forward (ctx, x, y)        y may be x
 //   sigmoid_backward(ctx, dy, y, dx)   dx = dy y (1 - y); dx may be dy or y
 

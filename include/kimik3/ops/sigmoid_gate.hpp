@@ -1,8 +1,8 @@
 #pragma once
-// The output gate of MLA (spec 3.2), elementwise over [N, D]: y = o sigmoid(logits).
+// The output gate of MLA (spec 3.2), elementwise over [N, D]: y = o sigmoid(logits).   (MLA-4)
 //   sigmoid_gate_forward (ctx, o, logits, y)                      y may be o
 //   sigmoid_gate_backward(ctx, dy, o, logits, d_o, dlogits)       d_o may be dy, dlogits may be logits
-//     d_o = dy s,  dlogits = dy o s (1 - s),  s = sigmoid(logits)
+//     d_o = dy s,  dlogits = dy o s (1 - s),  s = sigmoid(logits)   (MLA-6)
 // Inner arithmetic in accumulator_t<T>.
 
 #include "kimik3/backend/backend.hpp"

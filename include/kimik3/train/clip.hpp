@@ -1,5 +1,5 @@
 #pragma once
-// Clipping by the global norm: every gradient is multiplied by min(1, max_norm / (norm + 1e-6)).
+// Clipping by the global norm: every gradient is multiplied by min(1, max_norm / (norm + 1e-6)). (TRAIN-4)
 
 #include <algorithm>
 #include <cmath>

@@ -1,18 +1,41 @@
 #pragma once
-// The log of a run: a CSV file, one row a step, that a resumed run continues. Numbers are written in the shortest form
-// that reads back the same, whatever the locale.
+// The log of a run: a CSV file, one row a step, that a resumed run continues, and its reader. Numbers are written in
+// the shortest form that reads back the same, whatever the locale.
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kimik3/core/atomic_file.hpp"
 
 namespace kimik3 {
+
+/// A log as it was read: one list of values a column, the first being "step". An empty cell is NaN.
+struct MetricsTable {
+    std::vector<std::string> columns;
+    std::vector<std::vector<double>> values;
+
+    /// The values under a name, which must be there.
+    const std::vector<double>& operator[](std::string_view column) const& {
+        const auto found = std::ranges::find(columns, column);
+        require(found != columns.end(), "the log has no column '{}'", column);
+        return values[static_cast<std::size_t>(found - columns.begin())];
+    }
+    /// Of a table that ends with the expression, a list of its own.
+    std::vector<double> operator[](std::string_view column) && { return std::as_const(*this)[column]; }
+
+    Index rows() const { return values.empty() ? 0 : static_cast<Index>(values.front().size()); }
+};
+
+/// Reads a log that MetricsFile wrote; a last row that was cut off is left out.
+inline MetricsTable read_metrics(const std::filesystem::path& path);
 
 class MetricsFile {
 public:
@@ -82,5 +105,34 @@ private:
     std::size_t columns_ = 0;
     detail::Descriptor file_;
 };
+
+inline MetricsTable read_metrics(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file.is_open()) fail("{}: cannot read the file: {}", path.string(), detail::system_reason());
+    MetricsTable table;
+    for (std::string line; std::getline(file, line) && !file.eof();) {
+        const bool header = table.columns.empty();
+        std::size_t cell = 0;
+        line += ',';
+        for (const char *at = line.data(), *last = at + line.size(); at != last; ++cell) {
+            const char* end = std::find(at, last, ',');
+            if (header) {
+                table.columns.emplace_back(at, end);
+                table.values.emplace_back();
+            } else if (cell < table.columns.size()) {
+                double value = std::numeric_limits<double>::quiet_NaN();
+                const auto [stop, error] = std::from_chars(at, end, value);
+                require(at == end || (error == std::errc() && stop == end), "'{}' has a cell that is no number: '{}'",
+                        path.string(), std::string_view(at, static_cast<std::size_t>(end - at)).substr(0, 80));
+                table.values[cell].push_back(value);
+            }
+            at = end + 1;
+        }
+        require(cell == table.columns.size(), "'{}' has {} columns, and a row of {} cells: '{}'", path.string(),
+                table.columns.size(), cell, line.substr(0, 80));
+    }
+    require(!file.bad(), "'{}' cannot be read", path.string());
+    return table;
+}
 
 }  // namespace kimik3

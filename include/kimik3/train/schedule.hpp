@@ -64,6 +64,7 @@ private:
     /// The place between the lowest rate, 0, and the highest, 1.
     double height(Index step) const {
         const ScheduleOptions& o = options_;
+        // (TRAIN-10)
         if (step < o.warmup_steps) return static_cast<double>(step + 1) / static_cast<double>(o.warmup_steps);
         if (o.kind == ScheduleKind::constant) return 1.0;
         if (step >= o.total_steps) return 0.0;

@@ -41,6 +41,7 @@ public:
     /// Takes in the norm of every step, a finite one. A spike counts as the limit, so the mean moves little, and yet
     /// follows when the new level persists.
     void see(double norm) {
+        // (TRAIN-5)
         norm = (std::min)(norm, norm_limit());
         ++state_.seen;
         const double plain_mean = 1.0 / static_cast<double>(state_.seen);  // at first

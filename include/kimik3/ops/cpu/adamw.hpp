@@ -32,6 +32,7 @@ void adamw_step(const Context<Cpu>& ctx, std::span<const AdamwPiece> pieces, con
             const Lane<T> square = beta2 * at.load(second) + rest2 * gradient * gradient;
             at.store(first, mean);
             at.store(second, square);
+            // (TRAIN-6)
             const Lane<T> update = (mean * unbias1) / (sqrt(square * unbias2) + eps);
             at.store(weights, Lane<T>(keep * at.load(weights) - rate * update));
         });

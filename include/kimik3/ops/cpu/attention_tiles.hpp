@@ -118,7 +118,7 @@ struct RunningSoftmax {
     T largest = -std::numeric_limits<T>::infinity(), total = 0;
 
     /// Turns a row's seen > 0 scores into weights relative to the new largest one, and the row's sum o to the same
-    /// footing.
+    /// footing (MLA-5).
     void take(T* scores, Index seen, T* o, Index cols) {
         const Index padded = round_up(seen, lane_width<T>);
         std::fill(scores + seen, scores + padded, -std::numeric_limits<T>::infinity());

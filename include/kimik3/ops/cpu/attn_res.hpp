@@ -48,6 +48,7 @@ void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates
         T score_slope[max_candidates], along_v[max_candidates];
         for (Index j = 0; j < count; ++j) {
             const auto [dh_v, w_v] = two_dots(candidates.view[j].row(n), gradient, gamma.data, pi.data, width);
+            // (RES-3), times r
             score_slope[j] = p(n, j) * (dh_v - pulled) * r(n, j);
             along_v[j] = score_slope[j] * w_v * r(n, j) * r(n, j) / static_cast<T>(width);
         }
@@ -58,6 +59,7 @@ void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates
                 const Lane<T> v = at.load(candidates.view[j].row(n));
                 T* dv = dcandidates.view[j].row(n);
                 sum += score_slope[j] * v;
+                // (RES-4)
                 at.store(dv, Lane<T>(at.load(dv) + p(n, j) * from_h + score_slope[j] * w - along_v[j] * v));
             }
             at.store(dw, sum);
@@ -84,10 +86,12 @@ void attn_res_forward(const Context<Cpu>& ctx, const std::type_identity_t<Candid
             for (Index j = 0; j < count; ++j) {
                 const T* v = candidates.view[j].row(n);
                 const auto [v_v, w_v] = detail::two_dots(v, v, gamma.data, pi.data, width);
+                // (RES-1)
                 r(n, j) = T(1) / std::sqrt(v_v / static_cast<T>(width) + static_cast<T>(eps));
                 weight[j] = r(n, j) * w_v;
                 highest = (std::max)(highest, weight[j]);
             }
+            // (RES-2)
             for (Index j = 0; j < count; ++j) total += weight[j] = std::exp(weight[j] - highest);
             for (Index j = 0; j < count; ++j) p(n, j) = weight[j] /= total;
             detail::for_lanes<T>(width, [&](auto at) {
@@ -127,6 +131,7 @@ void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identi
     detail::for_lanes<T>(width, [&](auto at) {
         Lane<T> sum = detail::lane(T(0));
         for (Index b = 0; b < blocks; ++b) sum += at.load(dw.row(b));
+        // (RES-5)
         at.store(dgamma.data, Lane<T>(at.load(dgamma.data) + sum * at.load(pi.data)));
         at.store(dpi.data, Lane<T>(at.load(dpi.data) + sum * at.load(gamma.data)));
     });

@@ -56,7 +56,7 @@ inline Index forward_scratch(const MlaHeads& heads, Index longest) {
     return tile_keys * (heads.key() + tile_queries) + 2 * longest;
 }
 
-/// o [tokens, v], lse [tokens, 1].
+/// o [tokens, v], lse [tokens, 1]. (MLA-3)
 template <class T>
 void local_attention_forward(const MlaHeads& heads, const HeadViews<T>& in, MatrixView<T> o, MatrixView<T> lse,
                              T* scratch) {
@@ -121,6 +121,7 @@ template <class T>
 void weights_and_slopes(Index seen, T lse, T delta, T scale, T* p, T* ds) {
     const Index padded = round_up(seen, (std::max)(lane_width<T>, tile_rows));
     for_lanes<T>(padded, [&](auto at) {
+        // (MLA-7)
         const Lane<T> weight = exp(at.load(p) - lse);
         at.store(p, weight);
         at.store(ds, Lane<T>(weight * (at.load(ds) - delta) * scale));
@@ -238,6 +239,7 @@ void causal_attention_backward(const Context<Cpu>& ctx, const Sequences& seq, co
         for (Index n = first; n < last; ++n) {
             detail::for_lanes<T>(heads.shared, [&](auto at) {
                 Lane<T> sum = detail::lane(T(0));
+                // (MLA-8)
                 for (Index h = 0; h < heads.count; ++h) sum += at.load(shares + h * shared + n * heads.shared);
                 at.store(dk_shared.row(n), sum);
             });

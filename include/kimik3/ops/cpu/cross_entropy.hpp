@@ -44,6 +44,7 @@ void cross_entropy(const Context<Cpu>& ctx, In<T> logits, std::span<const std::i
             const T total = detail::sum_lanes<T>(logits.cols, [&](auto at) -> Lane<T> {
                 return exp(at.load(row, -std::numeric_limits<T>::infinity()) - highest);
             });
+            // (TRAIN-2)
             loss[n] = std::log(total) + (highest - row[targets[to_size(n)]]);
         }
     });

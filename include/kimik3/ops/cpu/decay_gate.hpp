@@ -32,11 +32,14 @@ T sum_head_lanes(Index h, Index width, Term&& term) {
 /// The gate of one lane of logits (dt_bias added), rate = e^A, and the gradient of its logits.
 template <class T>
 Lane<T> decay_lane(DecayGateForm gate, T rate, const Lane<T>& logit) {
+    // (KDA-6)
     if (gate.kind == DecayGate::bounded) return static_cast<T>(gate.lower_bound) * sigmoid(Lane<T>(rate * logit));
+    // (KDA-7)
     return -rate * softplus(logit);
 }
 template <class T>
 Lane<T> decay_lane_gradient(DecayGateForm gate, T rate, const Lane<T>& logit, const Lane<T>& dg) {
+    // (KDA-8)
     if (gate.kind != DecayGate::bounded) return -rate * dg * sigmoid(logit);
     const Lane<T> s = sigmoid(Lane<T>(rate * logit));
     return static_cast<T>(gate.lower_bound) * rate * dg * s * (T(1) - s);

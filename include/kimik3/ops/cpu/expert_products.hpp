@@ -129,6 +129,7 @@ void expert_products_backward(const Context<Cpu>& ctx, In<T> du, In<T> w1, In<T>
             T weight = T(0);
             if (pair >= 0) {
                 T& of_pair = p(pair / p.cols, pair % p.cols);
+                // (MOE-6)
                 weight = std::exchange(of_pair, detail::dot(gradient, hidden, inner));
             }
             detail::for_lanes<T>(inner, [&](auto at) {

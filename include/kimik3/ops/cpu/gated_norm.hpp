@@ -17,7 +17,7 @@ Lane<T> gate_lane(const T* gate, At at) {
     return gate == nullptr ? lane(T(1)) : sigmoid(at.load(gate));
 }
 
-/// One head of one token: dx and, with a gate, dgate.
+/// One head of one token: dx and, with a gate, dgate. (KDA-23)
 template <class T>
 void gated_norm_head_backward(Index width, const T* dy, const T* x, const T* gate, const T* w, T scale, T* dx,
                               T* dgate) {
@@ -47,6 +47,7 @@ void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gat
                 const T* from = x.row(n) + h * width;
                 const T* open = gate.cols != 0 ? gate.row(n) + h * width : nullptr;
                 T* to = y.row(n) + h * width;
+                // (KDA-22)
                 const T scale =
                     T(1) / std::sqrt(detail::dot(from, from, width) / static_cast<T>(width) + static_cast<T>(eps));
                 detail::for_lanes<T>(width, [&](auto at) {

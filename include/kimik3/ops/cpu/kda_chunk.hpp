@@ -8,7 +8,7 @@ namespace kimik3 {
 namespace detail {
 
 /// Pair sums that are safe for any decay (spec 2.6): a tile I of 16 rows meets the rows before it at its first row,
-/// where e^(c_i - r) and e^(r - c_j) are both at most 1; inside a tile every pair has its own exponent.
+/// where e^(c_i - r) and e^(r - c_j) are both at most 1; inside a tile every pair has its own exponent. (KDA-15)
 template <class T>
 struct ExactPairs {
     MatrixView<T> left;          // [32, K] q e^(c_i - r); k e^(c_i - r), rows of tile I

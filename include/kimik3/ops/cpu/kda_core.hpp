@@ -105,7 +105,7 @@ void store_rows(MatrixView<const T> from, Index count, MatrixView<T> to, Index r
     for (Index i = 0; i < count; ++i) std::copy(from.row(i), from.row(i) + width, to.row(row + i) + col);
 }
 
-/// c: from the log-decay of each row to its sum up to that row, or back from the last row.
+/// c: from the log-decay of each row to its sum up to that row, or back from the last row. (KDA-12)
 template <class T>
 void sum_down(MatrixView<T> c) {
     for (Index i = 1; i < c.rows; ++i)
@@ -154,6 +154,7 @@ void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs, bool outputs) {
         });
     }
     const Index unread = outputs ? 0 : r;
+    // (KDA-13)
     block_nn<T>(w.plus.middle_rows(unread, 2 * r - unread), w.state, w.read.middle_rows(unread, 2 * r - unread),
                 Store::set);
     for (Index i = 0; i < r; ++i) {
@@ -173,7 +174,7 @@ void kda_chunk_solve(KdaWork<T>& w, Pairs& pairs, bool outputs) {
     }
 }
 
-/// w.read's first R rows become O, w.state becomes S'.
+/// w.read's first R rows become O, w.state becomes S'. (KDA-14)
 template <class T, class Pairs>
 void kda_chunk_outputs(KdaWork<T>& w, Pairs& pairs) {
     kda_chunk_solve(w, pairs, true);
@@ -186,7 +187,7 @@ void kda_chunk_outputs(KdaWork<T>& w, Pairs& pairs) {
     block_tn<T>(w.bar, w.u, w.state, Store::add);
 }
 
-/// From U, dO and dS': dY below dO in w.grad.
+/// From U, dO and dS': dY below dO in w.grad. (KDA-17)
 template <class T>
 void kda_solve_backward(KdaWork<T>& w) {
     const Index r = w.rows;
@@ -204,7 +205,7 @@ void kda_solve_backward(KdaWork<T>& w) {
     }
 }
 
-/// dP, dX and dbeta from dO, dY and U; dY becomes -beta dY.
+/// dP, dX and dbeta from dO, dY and U; dY becomes -beta dY. (KDA-18)
 template <class T>
 void kda_pairs_backward(KdaWork<T>& w) {
     const Index r = w.rows;
@@ -235,6 +236,7 @@ void kda_chunk_gradients(KdaWork<T>& w, Pairs& pairs) {
     kda_chunk_solve(w, pairs, false);
     kda_solve_backward(w);
     kda_pairs_backward(w);
+    // (KDA-19)
     transpose<T>(w.state, w.turned);
     block_nn<T>(w.grad, w.turned, w.dplus, Store::set);
     transpose<T>(w.dstate, w.turned);
@@ -247,7 +249,9 @@ void kda_chunk_gradients(KdaWork<T>& w, Pairs& pairs) {
             at.store(w.dcol.row(i), Lane<T>(at.load(w.dbar.row(i)) * at.load(w.down.row(i))));
         });
     }
+    // (KDA-20)
     pairs.add_gradients(w);
+    // (KDA-21)
     T* last = w.c.row(r - 1);
     for (Index i = 0; i < r; ++i) {
         for_lanes<T>(w.key, [&](auto at) {

@@ -53,6 +53,7 @@ struct FusedHead {
     void load_decay(Index row, T* g, T* slope) const {
         const T *z = in.z.row(row) + head * shape.key, *bias = in.dt_bias.data + head * shape.key;
         for_lanes<T>(shape.key, [&](auto at) {
+            // (KDA-6)
             const Lane<T> s = sigmoid(Lane<T>(rate * (at.load(z) + at.load(bias))));
             at.store(g, Lane<T>(bound * s));
             if (slope != nullptr) at.store(slope, Lane<T>(bound * rate * s * (T(1) - s)));
@@ -79,6 +80,7 @@ struct FusedHead {
         for (Index i = 0; i < count; ++i) {
             const T *q = w.qk.row(i), *dq = w.dqk.row(i), *k = w.qk.row(w.rows + i), *dk = w.dcol.row(i),
                     *dv = w.grad.row(w.rows + i);
+            // (KDA-4)
             const T q_along = dot(q, dq, shape.key) / scale(), k_along = dot(k, dk, shape.key), factor = scale();
             for_lanes<T>(shape.key, [&](auto at) {
                 at.store(to.q.row(row + i) + first, Lane<T>(p.q_r[i] * (factor * at.load(dq) - at.load(q) * q_along)));
@@ -87,6 +89,7 @@ struct FusedHead {
             });
             T* dv_out = to.v.row(row + i) + head * shape.value;
             for_lanes<T>(shape.value, [&](auto at) { at.store(dv_out, Lane<T>(-at.load(dv))); });
+            // (KDA-5)
             to.b(row + i, head) = w.dbeta[i] * w.beta[i] * (T(1) - w.beta[i]);
         }
     }
@@ -113,6 +116,7 @@ void add_gate_gradients(const Context<Cpu>& ctx, const Sequences& seq, const Kda
     const Index heads = in.A_log.size, width = in.z.cols / heads;
     ctx.parallel(heads, 1, [&](Index begin, Index end) {
         for (Index h = begin; h < end; ++h) {
+            // (KDA-8)
             gradient.A_log[h] += sum_head_lanes<T>(h, width, [&](auto at) -> Lane<T> {
                 const Lane<T> bias = at.load(in.dt_bias.data);
                 Lane<T> total = at.load(gradient.dt_bias.data), moment = lane(T(0));

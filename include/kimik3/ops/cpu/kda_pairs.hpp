@@ -30,6 +30,7 @@ struct FactoredPairs {
     void prepare(KdaWork<T>& w) {
         const T* last = w.c.row(w.rows - 1);
         for_lanes<T>(w.key, [&](auto at) { at.store(w.end.data, Lane<T>(exp(at.load(last)))); });
+        // (KDA-16)
         constexpr T centre = T(0x1p54);
         for (Index first = 0; first < w.rows; first += kda_tile) {
             const T* reference = w.c.row(first);

@@ -38,7 +38,7 @@ struct KdaHead {
     }
 };
 
-/// One token back (spec 2.4). before, after [K, V]: the states around token t; G [K, V]: the gradient of `after`, then
+/// One token back (KDA-11). before, after [K, V]: the states around token t; G [K, V]: the gradient of `after`, then
 /// of `before`; u, du [V]: scratch; d_o [V]; dq, dk, dg [K]; dv [V]. Returns dbeta.
 template <class T>
 T kda_step_backward(const KdaHead<T>& head, Index t, const T* before, const T* after, const T* d_o, T* u, T* du, T* G,

@@ -76,6 +76,7 @@ template <class T>
 void kda_step(const KdaShape& shape, const KdaToken<T>& token, const T* k, const T* v, T beta, const T* from, T* state,
               T* o) {
     const Index key = shape.key, value = shape.value;
+    // (KDA-9), read as in (KDA-10)
     const T along = dot<T>(token.q, k, key);
     for_lanes<T>(key, [&](auto at) {
         const Lane<T> decay = at.load(token.decay);

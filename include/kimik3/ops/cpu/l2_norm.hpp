@@ -13,6 +13,7 @@ namespace detail {
 /// r of one head of one token.
 template <class T>
 T l2_scale(const T* x, Index count) {
+    // (KDA-3)
     return T(1) / std::sqrt(dot(x, x, count) + static_cast<T>(l2_norm_eps));
 }
 
@@ -47,6 +48,7 @@ void l2_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> y, I
             for (Index h = 0; h < heads; ++h) {
                 const T *gradient = dy.row(n) + h * width, *unit = y.row(n) + h * width;
                 T* to = dx.row(n) + h * width;
+                // (KDA-4)
                 const T along = detail::dot(gradient, unit, width), scale = r(n, h);
                 detail::for_lanes<T>(width, [&](auto at) {
                     at.store(to, detail::Lane<T>((at.load(gradient) - at.load(unit) * along) * scale));

@@ -125,7 +125,7 @@ void pack_latent_queries(const MlaHeads& heads, Index latent, MatrixView<const T
     }
 }
 
-/// Row of o_lat = the parts of its keys, which are the tasks [task, task + parts), on one footing.
+/// Row of o_lat (MLA-10): the parts of its keys, which are the tasks [task, task + parts), on one footing.
 template <class T>
 void join_parts(const LatentShares<T>& shares, Index task, Index parts, Index row, T* to) {
     T largest = -std::numeric_limits<T>::infinity(), total = 0;

@@ -24,6 +24,7 @@ void muon_block_step(const Context<Cpu>& ctx, const MuonBlock& block, const Muon
         at.store(update.data, Lane<T>(gradient + mean * momentum));
     });
     newton_schulz(ctx, update, rule.newton_schulz_steps, scratch);
+    // (TRAIN-9)
     const double longest = static_cast<double>((std::max)(block.rows, block.cols));
     const T keep = static_cast<T>(block.decay ? 1.0 - rule.lr * rule.decay : 1.0);
     const T rate = static_cast<T>(rule.lr * 0.2 * std::sqrt(longest));

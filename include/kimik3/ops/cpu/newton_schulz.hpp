@@ -41,6 +41,7 @@ void newton_schulz(const Context<Cpu>& ctx, Out<T> x, Index steps, OutVector<T> 
         if (wide) matmul_nt(ctx, now, now, gram, Add::no);
         else matmul_tn(ctx, now, now, gram, Add::no);
         matmul_nn(ctx, gram, gram, square, Add::no);
+        // (TRAIN-8)
         detail::parallel_lanes<T>(ctx, gram.size(), [&](auto at) {
             at.store(square.data, Lane<T>(at.load(gram.data) * T(-4.7750) + at.load(square.data) * T(2.0315)));
         });

@@ -23,13 +23,14 @@ struct BalanceRange {
     }
 
     Index bin(T value) const {
+        // (QB-2)
         const T place = (value - low) / width;
         if (!(place > T(0))) return 0;
         return place < static_cast<T>(Balance::bins) ? static_cast<Index>(place) : Balance::bins - 1;
     }
 };
 
-/// The place, in bins from the lower end of the range, below which target of the counts lie.
+/// The place, in bins from the lower end of the range, below which target of the counts lie. (QB-3)
 inline double quantile_place(const std::int64_t* count, double target) {
     const auto enough = static_cast<std::int64_t>(std::ceil(target));
     std::int64_t before = 0;
@@ -53,6 +54,7 @@ void balance_count(const Context<Cpu>& ctx, MatrixView<T> scores, InVector<T> cu
     ctx.parallel(scores.cols, 8, [&](Index first, Index last) {
         for (Index n = 0; n < scores.rows; ++n) {
             if (!counts(n)) continue;
+            // (QB-1)
             for (Index e = first; e < last; ++e) ++balance.histogram(e, range.bin(cutoff[n] - scores(n, e)));
         }
     });
@@ -85,6 +87,7 @@ void balance_update(const Context<Cpu>& ctx, const Balance& balance, Index chose
         bias[e] = range.low + static_cast<T>(place) * range.width;
         mean += static_cast<double>(bias[e]) / static_cast<double>(experts);
     }
+    // (QB-4)
     for (T& value : bias) value -= static_cast<T>(mean);
     balance_clear(ctx, balance);
 }

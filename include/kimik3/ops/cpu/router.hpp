@@ -62,10 +62,13 @@ void router_forward(const Context<Cpu>& ctx, In<T> x, In<T> w, InVector<T> bias,
     ctx.parallel(x.rows, 16, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
             T* score = scores.row(n);
+            // (MOE-1)
             detail::for_lanes<T>(scores.cols, [&](auto at) { at.store(score, sigmoid(at.load(score))); });
             std::int32_t* chosen = experts.row(n);
+            // (MOE-2)
             cutoff[n] = detail::choose_experts<T>(score, bias, chosen, count);
             const T factor = cutoff[n] == cutoff[n] ? static_cast<T>(rule.factor) : cutoff[n];
+            // (MOE-3)
             const T scale = rule.renormalize ? factor / detail::sum_of_chosen(score, chosen, count) : factor;
             for (Index j = 0; j < count; ++j) weights(n, j) = score[chosen[j]] * scale;
         }
@@ -91,6 +94,7 @@ void router_backward(const Context<Cpu>& ctx, RouterRule rule, In<std::int32_t> 
             }
             for (Index j = 0; j < count; ++j) {
                 const T s = row[chosen[j]];
+                // (MOE-7)
                 gradient[j] = s * (T(1) - s) * scale * (gradient[j] - mean);
             }
             std::fill(row, row + scores.cols, T(0));

@@ -39,6 +39,7 @@ struct ConvChannels {
     template <class At>
     Lane<T> sum(MatrixView<const T> u, Index begin, const T* window, Index t, At at) const {
         Lane<T> total = lane(T(0));
+        // (KDA-1)
         for (Index j = 0; j < width; ++j)
             if (const T* from = input(u, begin, window, t - (width - 1) + j)) total += at.load(tap(j)) * at.load(from);
         return total;
@@ -61,7 +62,7 @@ void conv_final_window(const ConvChannels<T>& channels, MatrixView<const T> u, I
     }
 }
 
-/// One sequence: e = dy SiLU' into du, dw into the sums, then du and the window's gradient from e.
+/// One sequence, (KDA-2): e = dy SiLU' into du, dw into the sums, then du and the window's gradient from e.
 template <class T>
 void conv_sequence_backward(const ConvChannels<T>& channels, MatrixView<const T> dy, MatrixView<const T> u, Index begin,
                             Index length, const T* window, const T* dfinal, MatrixView<T> du, T* sums, T* dinitial) {

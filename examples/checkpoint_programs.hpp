@@ -1,0 +1,54 @@
+#pragma once
+// What the command lines of programs that open a checkpoint share.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "kimik3/io/checkpoint_files.hpp"
+#include "kimik3/io/config_json.hpp"
+#include "model_programs.hpp"
+
+namespace kimik3 {
+
+inline void describe_checkpoint(CLI::App& app, CheckpointArguments& a) {
+    app.add_option("--checkpoint", a.checkpoint, "A checkpoint folder, or a run's folder, of which the newest is taken")
+        ->required();
+    app.add_option("--tokenizer", a.tokenizer,
+                   "tokenizer.json or another tokenizer file, also a GGUF file, or bytes [tokenizer.json of the\n"
+                   "checkpoint]");
+}
+
+inline void describe_run(CLI::App& app, CheckpointArguments& a) {
+    app.add_option("--threads", a.threads, "Threads; 0: one a processor")->check(CLI::NonNegativeNumber);
+}
+
+/// The text of a file, or of standard input where the path is -; option names it in messages.
+inline std::string read_input(const std::string& path, const std::string& option) {
+    if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+    std::ifstream file(path, std::ios::binary);
+    require(file.is_open() && !std::filesystem::is_directory(path), "{}: '{}' cannot be read", option, path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Parses the command line and calls body with the programs of the checkpoint's preset; returns the exit code.
+template <class Body>
+int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArguments& a, Body&& body) {
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& problem) {
+        return app.exit(problem) == 0 ? 0 : 2;
+    }
+    try {
+        const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
+        return with_preset(read_config_json(config), "the model of '" + config + "'", body, config) ? 0 : 130;
+    } catch (const std::exception& problem) {
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
+        return 1;
+    }
+}
+
+}  // namespace kimik3
