@@ -6,6 +6,9 @@
 // some published vocabularies, SmolLM2's among them, lack control characters and bytes that no UTF-8 has. Encoding is
 // linear in the text up to the logarithm of its longest piece.
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -113,6 +116,7 @@ public:
     Encoding(const State& state, Specials specials) : state_(state), as_text_(specials == Specials::as_text) {}
 
     std::vector<std::int32_t> run(std::string_view text) && {
+        recent_.resize(std::bit_floor((std::min)(text.size() / 32, std::size_t{1} << 12)));
         state_.raw_finder->split(
             text, as_text_, matcher_,
             [&](std::string_view between) {
@@ -138,11 +142,25 @@ private:
             [&](std::int32_t id) { ids_.push_back(id); });
     }
 
-    /// Most pieces are one token; of the others the short ones repeat.
+    /// Most pieces are one token, and most of these came by not long ago; of the others the short ones repeat.
     void merge(std::string_view piece) {
+        Recent* place = nullptr;
+        if (piece.size() <= sizeof Recent::bytes && !recent_.empty()) {
+            Recent looked_for;
+            std::memcpy(looked_for.bytes, piece.data(), piece.size());
+            const std::uint64_t mixed = (looked_for.bytes[0] ^ (looked_for.bytes[1] << 1)) * 0x9E3779B97F4A7C15u;
+            place = &recent_[(mixed >> 40) & (recent_.size() - 1)];
+            if (place->size == piece.size() && place->bytes[0] == looked_for.bytes[0] &&
+                place->bytes[1] == looked_for.bytes[1])
+                return ids_.push_back(place->id);
+        }
         if (const auto found = state_.vocabulary.find(piece);
             found != state_.vocabulary.end() && state_.whole[to_size(found->second)]) {
             ids_.push_back(found->second);
+            if (place != nullptr) {
+                *place = Recent{{}, piece.size(), found->second};
+                std::memcpy(place->bytes, piece.data(), piece.size());
+            }
             return;
         }
         if (const auto known = cache_.find(piece); known != cache_.end()) {
@@ -157,12 +175,21 @@ private:
             cache_.emplace(piece, Span{begin, static_cast<Index>(ids_.size())});
     }
 
+    /// A piece that is one token. A table of them, each at the place that its bytes give, stays in the processor's
+    /// cache, where the vocabulary does not.
+    struct Recent {
+        std::uint64_t bytes[2] = {};
+        std::size_t size = 0;
+        std::int32_t id = 0;
+    };
+
     static constexpr std::size_t cached_piece_bytes = 128, cached_pieces = 1 << 18;
 
     const State& state_;
     bool as_text_;
     Matcher matcher_;
     std::vector<std::int32_t> ids_;
+    std::vector<Recent> recent_;
     std::unordered_map<std::string, Span, detail::TextHash, std::equal_to<>>
         cache_;  // piece -> where in ids_ it was encoded
     detail::MergeTable::Scratch scratch_;
