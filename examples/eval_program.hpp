@@ -18,7 +18,8 @@ namespace kimik3 {
 /// does not have, so that a token across the border is the ending's. A space stands between where neither brings one.
 inline Ending split_ending(const Tokenizer& tokenizer, Specials specials, const std::string& context,
                            const std::string& ending) {
-    const auto is_space = [](char letter) { return std::string_view(" \n\t\r").find(letter) != std::string_view::npos; };
+    const std::string_view spaces = " \n\t\r";
+    const auto is_space = [spaces](char letter) { return spaces.find(letter) != std::string_view::npos; };
     const bool apart = context.empty() || is_space(context.back()) || is_space(ending.front());
     const std::vector<std::int32_t> before = tokenizer.encode(context, specials),
                                     whole = tokenizer.encode(context + (apart ? "" : " ") + ending, specials);

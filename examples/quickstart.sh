@@ -34,7 +34,7 @@ fi
 if [ -z "$KIMIK3_QUICKSTART_PROGRAMS" ]; then
     echo "== building the programs (a minute or two the first time)"
     cmake --preset release -B build/quickstart-programs -DKIMIK3_BUILD_TESTS=OFF -DKIMIK3_BUILD_BENCHMARKS=OFF \
-        -DKIMIK3_PROGRAM_PRESETS=tiny > /dev/null
+        -DKIMIK3_PROGRAM_PRESETS=tiny -DKIMIK3_CUDA=OFF > /dev/null
     cmake --build build/quickstart-programs -j "$(nproc)" --target kimik3-prepare kimik3-train kimik3-generate
 fi
 
