@@ -20,12 +20,14 @@ public:
     explicit Stored(std::uint64_t seed) {
         ModelParams<schedule_of<config>, Cpu, T, T>().fields(config, FieldBinder<T, T>(table_));
         weights_.resize(to_size(table_.size()));
-        initialise(Context<Cpu>(1), table_.entries(), config.init_std, seed, weights());
+        initialise(ctx_, table_.entries(), config.init_std, seed, weights());
     }
+    const Context<Cpu>& context() const { return ctx_; }
     const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
     VectorView<T> weights() const { return {weights_.data(), static_cast<Index>(weights_.size())}; }
 
 private:
+    Context<Cpu> ctx_{1};
     ParameterTable table_;
     mutable std::vector<T> weights_;
 };
