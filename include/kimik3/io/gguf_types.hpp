@@ -71,7 +71,7 @@ inline std::string gguf_kind(std::size_t index) {
 }
 
 /// The number that a file has for a kind of scalar: the place in GgufValue, but that 9 means an array.
-constexpr std::uint32_t gguf_array_id = 9;
+inline constexpr std::uint32_t gguf_array_id = 9;
 constexpr std::uint32_t gguf_scalar_id(std::size_t index) {
     const auto place = static_cast<std::uint32_t>(index);
     return place < gguf_array_id ? place : place + 1;
