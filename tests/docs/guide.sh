@@ -54,7 +54,7 @@ kimik3-convert run --out model.gguf --type q8_0
 [ -s model.gguf ]
 
 kimik3-inspect --checkpoint run --text book.txt --out book.html
-kimik3-inspect --checkpoint run --prompt "In the beginning"
+kimik3-inspect --checkpoint run --prompt "And the LORD said unto Moses"
 [ -s book.html ]
 echo '{"ctx": "On day 3", "endings": ["birds sat", "on a wall"], "label": 0}' > hellaswag.jsonl
 kimik3-eval --checkpoint run book.txt
