@@ -156,7 +156,7 @@ BOOST_AUTO_TEST_CASE(floats_are_read_exactly_as_a_cast) {
     const std::vector<bf16> same = read_back<bf16>(every_pattern<bf16>());
     for (std::size_t bits = 0; bits < same.size(); ++bits) BOOST_REQUIRE(same[bits].bits == bits);
     BOOST_TEST(read_back<bf16>(floats)[2].bits == bf16(0.1f).bits);
-    BOOST_TEST(read_back<f16>(floats)[2].bits == f16(0.1f).bits);
+    BOOST_TEST(read_back<f16>(std::vector<float>{0.1f})[0].bits == f16(0.1f).bits);
 }
 
 BOOST_AUTO_TEST_CASE(a_tensor_larger_than_the_conversion_buffer_is_read_whole) {
