@@ -8,7 +8,6 @@
 #include "device.hpp"
 #include "kimik3/generate/stop_strings.hpp"
 #include "kimik3/io/checkpoint.hpp"
-#include "kimik3/io/gguf_tokenizer.hpp"
 #include "open_tokenizer.hpp"
 #include "terminal.hpp"
 

@@ -18,8 +18,8 @@ public:
 
 namespace detail {
 
-// Checking every sentence against its arguments while compiling costs a program a second or more, so it is done where the
-// library itself is tested.
+// Checking every sentence against its arguments while compiling costs a program time, so it is done where the library
+// itself is tested.
 #ifdef KIMIK3_CHECK_SENTENCES
 template <class... Args>
 using Sentence = fmt::format_string<Args...>;

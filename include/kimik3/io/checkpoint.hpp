@@ -9,7 +9,9 @@
 // training.safetensors is a released checkpoint, to be exchanged with other tools: write_weights and load_model.
 // Loading checks every name, shape and config field before the first number is replaced, and names what does not fit.
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>

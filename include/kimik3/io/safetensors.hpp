@@ -57,8 +57,8 @@ public:
     }
 
     /// All elements of a tensor, which must be count many, converted to T. Floating-point tensors are read as float,
-    /// double, bf16 or f16 by a cast that must not make a finite number infinite, integers and booleans as integers that
-    /// must hold every value, booleans as bool.
+    /// double, bf16 or f16 by a cast that must not make a finite number infinite, integers and booleans as integers
+    /// that must hold every value, booleans as bool.
     template <class T>
     void read(std::string_view name, T* destination, Index count) const {
         const TensorInfo& tensor = find(name);

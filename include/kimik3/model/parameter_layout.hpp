@@ -1,7 +1,7 @@
 #pragma once
 // From field lists to one flat array. FieldBinder is the visitor of fields (tensor/parameters.hpp): on a first walk it
-// fills a ParameterTable with every tensor's name, shape and offset, on a second one it points the views into the arrays
-// that the table measures.
+// fills a ParameterTable with every tensor's name, shape and offset, on a second one it points the views into the
+// arrays that the table measures.
 
 #include <string>
 #include <string_view>

@@ -4,8 +4,8 @@
 //   matmul_nt  c [M, N] = a [M, K] b[N, K]^T   a linear layer y = x W^T, weights [out, in]
 //   matmul_nn  c [M, N] = a [M, K] b[K, N]     its input gradient dx = dy W
 //   matmul_tn  c [M, N] = a[K, M]^T b[K, N]    its weight gradient dW += dy^T x
-//   matmul_nt_all  several c = a b^T of one a: few rows meet all weights in one loop. Products without rows of b are left
-//                  out.
+//   matmul_nt_all  several c = a b^T of one a: few rows meet all weights in one loop. Products without rows of b are
+//                  left out.
 // Inner dimensions of zero give zero. Sums are kept in accumulator_t<T>.
 
 #include <span>
