@@ -101,6 +101,7 @@ public:
 };
 
 using Both = Pair<double, float>;
+using Half = Pair<double, bf16>;
 using Ids = Pair<std::int32_t, std::int32_t>;
 
 inline Both vector_of(Index size, std::uint64_t seed, double scale = 1.0) {
@@ -116,6 +117,19 @@ inline void check_same(const char* name, Both& m, double tolerance = 1e-5) {
     found.push_back(0.1f), expected.push_back(0.1f);
     const double error = relative_error(found, expected);
     BOOST_CHECK_MESSAGE(error <= tolerance, name << ": relative error " << error << ", allowed " << tolerance);
+}
+/// In bf16: within tolerance by norm, ||found - expected|| / ||expected||, and finite everywhere. A rounding of bf16 is
+/// at most 2^-8 = 0.0039 of a number, 0.0017 by norm.
+inline void check_same(const char* name, Half& m, double tolerance = 4e-3) {
+    const auto found = m.found();
+    const auto expected = m.expected();
+    double error = 0, size = 1e-30;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const double apart = static_cast<double>(static_cast<float>(found[i])) - expected[i];
+        error += apart * apart, size += expected[i] * expected[i];
+    }
+    error = std::sqrt(error / size);
+    BOOST_CHECK_MESSAGE(error <= tolerance, name << ": relative error by norm " << error << ", allowed " << tolerance);
 }
 template <class T>
 void check_equal(const char* name, Pair<T, T>& m) {

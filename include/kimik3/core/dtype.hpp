@@ -21,9 +21,15 @@ struct bf16 {
 
 private:
     KIMIK3_HOST_DEVICE static constexpr std::uint16_t round(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        std::uint16_t rounded;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+        return rounded;
+#else
         const std::uint32_t u = std::bit_cast<std::uint32_t>(value);
         if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((u >> 16) | 0x40u);  // stays NaN
         return static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
     }
 };
 
