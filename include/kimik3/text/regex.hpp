@@ -32,6 +32,7 @@ private:
     friend class Matcher;
     std::string pattern_;
     std::shared_ptr<const pcre2_code_8> code_;
+    bool jit_ = false;
 };
 
 /// Working memory for searching, one per thread.
@@ -195,6 +196,8 @@ inline Regex::Regex(std::string_view pattern) : pattern_(pattern) {
     std::string why_not;
     code_ = detail::compile_pcre2(detail::RegexDialect(pattern_).rewrite(), why_not);
     require(code_ != nullptr, "the regular expression '{}' cannot be compiled: {}", pattern, why_not);
+    PCRE2_SIZE machine_code = 0;
+    jit_ = pcre2_pattern_info_8(code_.get(), PCRE2_INFO_JITSIZE, &machine_code) == 0 && machine_code > 0;
 }
 
 inline Matcher::Matcher()
@@ -209,12 +212,14 @@ inline bool Matcher::find(const Regex& regex, std::string_view text, Index from,
     constexpr Index most = std::uint32_t(-1);
     const Index limit = (std::min)(most, 10'000'000 + 64 * static_cast<Index>(text.size()));
     pcre2_set_match_limit_8(context_.get(), static_cast<std::uint32_t>(limit));
-    const auto search = [&](std::uint32_t options) {
-        return pcre2_match_8(regex.code_.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), to_size(from),
-                             options | PCRE2_NO_UTF_CHECK, data_.get(), context_.get());
+    const auto search = [&](auto match_function, std::uint32_t options) {
+        return match_function(regex.code_.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(),
+                              to_size(from), options | PCRE2_NO_UTF_CHECK, data_.get(), context_.get());
     };
-    int result = search(0);
-    if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = search(PCRE2_NO_JIT);
+    int result = PCRE2_ERROR_JIT_BADOPTION;
+    if (regex.jit_) result = search(pcre2_jit_match_8, 0);
+    if (result == PCRE2_ERROR_JIT_BADOPTION || result == PCRE2_ERROR_JIT_STACKLIMIT)
+        result = search(pcre2_match_8, PCRE2_NO_JIT);
     if (result == PCRE2_ERROR_NOMATCH) return false;
     require(result >= 0, "the regular expression '{}' gave up on a text of {} bytes (PCRE2 error {})", regex.pattern_,
             text.size(), result);

@@ -116,7 +116,7 @@ public:
     Encoding(const State& state, Specials specials) : state_(state), as_text_(specials == Specials::as_text) {}
 
     std::vector<std::int32_t> run(std::string_view text) && {
-        recent_.resize(std::bit_floor((std::min)(text.size() / 32, std::size_t{1} << 12)));
+        recent_.resize(std::bit_floor((std::min)(text.size() / 32, std::size_t{1} << 14)));
         state_.raw_finder->split(
             text, as_text_, matcher_,
             [&](std::string_view between) {
@@ -142,45 +142,52 @@ private:
             [&](std::int32_t id) { ids_.push_back(id); });
     }
 
-    /// Most pieces are one token, and most of these came by not long ago; of the others the short ones repeat.
+    /// Most pieces came by not long ago; of the others most are one token, and the short ones repeat.
     void merge(std::string_view piece) {
-        Recent* place = nullptr;
-        if (piece.size() <= sizeof Recent::bytes && !recent_.empty()) {
-            Recent looked_for;
-            std::memcpy(looked_for.bytes, piece.data(), piece.size());
-            const std::uint64_t mixed = (looked_for.bytes[0] ^ (looked_for.bytes[1] << 1)) * 0x9E3779B97F4A7C15u;
-            place = &recent_[(mixed >> 40) & (recent_.size() - 1)];
-            if (place->size == piece.size() && place->bytes[0] == looked_for.bytes[0] &&
-                place->bytes[1] == looked_for.bytes[1])
-                return ids_.push_back(place->id);
+        if (piece.size() > sizeof Recent::bytes || recent_.empty()) {
+            look_up(piece);
+            return;
         }
+        Recent looked_for;
+        std::memcpy(looked_for.bytes, piece.data(), piece.size());
+        const std::uint64_t mixed = (looked_for.bytes[0] ^ (looked_for.bytes[1] << 1)) * 0x9E3779B97F4A7C15u;
+        Recent& place = recent_[(mixed >> 40) & (recent_.size() - 1)];
+        if (place.size == piece.size() && place.bytes[0] == looked_for.bytes[0] &&
+            place.bytes[1] == looked_for.bytes[1]) {
+            if (place.count == 1) ids_.push_back(place.id);
+            else repeat({place.begin, place.begin + place.count});
+            return;
+        }
+        place = looked_for;
+        place.size = static_cast<std::uint8_t>(piece.size());
+        place.begin = static_cast<Index>(ids_.size());
+        look_up(piece);
+        place.count = static_cast<std::uint8_t>(static_cast<Index>(ids_.size()) - place.begin);
+        if (place.count == 1) place.id = ids_.back();
+    }
+
+    void look_up(std::string_view piece) {
         if (const auto found = state_.vocabulary.find(piece);
-            found != state_.vocabulary.end() && state_.whole[to_size(found->second)]) {
-            ids_.push_back(found->second);
-            if (place != nullptr) {
-                *place = Recent{{}, piece.size(), found->second};
-                std::memcpy(place->bytes, piece.data(), piece.size());
-            }
-            return;
-        }
-        if (const auto known = cache_.find(piece); known != cache_.end()) {
-            const std::size_t at = ids_.size(), count = to_size(known->second.end - known->second.begin);
-            ids_.resize(at + count);
-            std::copy_n(ids_.begin() + known->second.begin, count, ids_.begin() + static_cast<std::ptrdiff_t>(at));
-            return;
-        }
+            found != state_.vocabulary.end() && state_.whole[to_size(found->second)])
+            return ids_.push_back(found->second);
+        if (const auto known = cache_.find(piece); known != cache_.end()) return repeat(known->second);
         const Index begin = static_cast<Index>(ids_.size());
         state_.merges.encode(piece, scratch_, ids_);
         if (piece.size() <= cached_piece_bytes && cache_.size() < cached_pieces)
             cache_.emplace(piece, Span{begin, static_cast<Index>(ids_.size())});
     }
 
-    /// A piece that is one token. A table of them, each at the place that its bytes give, stays in the processor's
-    /// cache, where the vocabulary does not.
+    void repeat(Span earlier) {
+        for (Index at = earlier.begin; at < earlier.end; ++at) ids_.push_back(ids_[to_size(at)]);
+    }
+
+    /// A short piece and where in ids_ it was encoded. A table of them, each at the place that its bytes give, stays in
+    /// the processor's cache, where the vocabulary does not.
     struct Recent {
         std::uint64_t bytes[2] = {};
-        std::size_t size = 0;
-        std::int32_t id = 0;
+        Index begin = 0;
+        std::int32_t id = 0;  // where it is one
+        std::uint8_t size = 0, count = 0;
     };
 
     static constexpr std::size_t cached_piece_bytes = 128, cached_pieces = 1 << 18;
