@@ -20,13 +20,17 @@
 #include <vector>
 
 #include "kimik3/backend/backend.hpp"
-#include "kimik3/core/error.hpp"
+#include "kimik3/core/dtype.hpp"
 
 namespace kimik3 {
 
 struct Cuda {};
 template <>
 inline constexpr bool decides_steps<Cuda> = true;
+template <>
+inline constexpr bool computes_in<Cuda, bf16> = true;
+template <>
+inline constexpr LogitsChunk logits_chunk<Cuda>{Index{3} << 26, 32768};
 
 namespace detail {
 
