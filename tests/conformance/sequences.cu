@@ -13,33 +13,6 @@ const std::vector<std::vector<Index>> length_lists{{1}, {0, 1, 5}, {37, 0, 2, 70
 
 BOOST_AUTO_TEST_SUITE(conformance_sequences)
 
-BOOST_AUTO_TEST_CASE(short_conv) {
-    for (const auto& lengths : length_lists)
-        for (const Index channels : {1, 7, 130})
-            for (const Index taps : {1, 2, 4})
-                for (const bool carried : {false, true}) {
-                    const Sequences seq = sequences_of(lengths, 3);
-                    const Index rows = seq.tokens() + 2, slots = carried ? seq.count() : 0,
-                                window = (taps - 1) * channels;
-                    Both u = Both::random(rows, channels, 1), w = Both::random(channels, taps, 2),
-                         initial = Both::random(slots, window, 3);
-                    Both y(rows, channels), final(slots, window), dy = Both::random(rows, channels, 4),
-                                                                  dfinal = Both::random(slots, window, 5);
-                    Both du(rows, channels), dw = Both::random(channels, taps, 6), dinitial(slots, window);
-                    short_conv_forward(cpu(), seq, u.c(), w.c(), initial.c(), y.c(), final.c());
-                    short_conv_forward(cuda(), seq, u.g(), w.g(), initial.g(), y.g(), final.g());
-                    short_conv_backward(cpu(), seq, dy.c(), u.c(), w.c(), initial.c(), dfinal.c(), du.c(), dw.c(),
-                                        dinitial.c());
-                    short_conv_backward(cuda(), seq, dy.g(), u.g(), w.g(), initial.g(), dfinal.g(), du.g(), dw.g(),
-                                        dinitial.g());
-                    check_same("y", y), check_same("final", final), check_same("du", du), check_same("dw", dw),
-                        check_same("dinitial", dinitial);
-                    short_conv_forward(cpu(), seq, u.c(), w.c(), initial.c(), y.c(), initial.c());
-                    short_conv_forward(cuda(), seq, u.g(), w.g(), initial.g(), y.g(), initial.g());
-                    check_same("y with the window in place", y), check_same("window in place", initial);
-                }
-}
-
 BOOST_AUTO_TEST_CASE(kimi_delta_attention) {
     for (const auto& lengths : length_lists)
         for (const auto& [key, value] :
