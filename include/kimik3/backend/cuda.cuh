@@ -109,8 +109,9 @@ private:
     Index bytes_ = 0;
 };
 
-/// Whose scratch memory: an operation's own, that of a helper which it calls, or that of an operation made of others.
-enum class Scratch : std::uint8_t { operation, walk, sums, composed };
+/// Whose scratch memory: an operation's own, that of a helper which it calls, that of an operation made of others, or
+/// that of one which runs in a wider type.
+enum class Scratch : std::uint8_t { operation, walk, sums, composed, widened };
 
 template <>
 class Context<Cuda> {
@@ -290,7 +291,7 @@ private:
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
         DeviceMemory products;  // cuBLAS's own scratch
-        DeviceMemory scratch[4];
+        DeviceMemory scratch[5];
         std::list<Description> descriptions;  // the last used first
         Index sent = 0;
         bool recording = false;
