@@ -27,6 +27,7 @@ void check_causal(const std::vector<Index>& lengths, const MlaHeads& heads, doub
         causal_attention_forward(cpu(), seq, heads, q.c(), kv.c(), k.c(), o.c(), lse.c());
         causal_attention_forward(cuda(), seq, heads, q.g(), kv.g(), k.g(), o.g(), lse.g());
         check_same("o", o, forward), check_same("lse", lse, 1e-5);
+        if (seq.longest() == 1) return;  // do v and do . o cancel but for the rounding of o: no gradient to compare
         causal_attention_backward(cpu(), seq, heads, d_o.c(), q.c(), kv.c(), k.c(), o.c(), lse.c(), q.c(), kv.c(),
                                   k.c());
         causal_attention_backward(cuda(), seq, heads, d_o.g(), q.g(), kv.g(), k.g(), o.g(), lse.g(), q.g(), kv.g(),
