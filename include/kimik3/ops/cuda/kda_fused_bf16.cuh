@@ -43,11 +43,12 @@ void with_chunk(Index width, Index chunk, Call&& call) {
     if (chunk == 64) return call(std::type_identity<Chunk<4, 64>>{});
     call(std::type_identity<Chunk<2, 64>>{});
 }
-/// call(std::type_identity<Slice<..>>): narrow slices where wide ones do not fill the GPU.
+/// call(std::type_identity<Slice<..>>): half a head a block where whole heads do not fill the GPU.
 template <class C, class Call>
 void with_slice(Index heads_of_sequences, Call&& call) {
-    if (heads_of_sequences * (C::width / 64) > 100) return call(std::type_identity<Slice<C, 4>>{});
-    call(std::type_identity<Slice<C, 2>>{});
+    if constexpr (C::width == 128)
+        if (heads_of_sequences > 66) return call(std::type_identity<Slice<C, 2>>{});
+    call(std::type_identity<Slice<C, 1>>{});
 }
 
 template <class... Parameters, class... Arguments>
@@ -107,7 +108,7 @@ inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const 
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
             launch(ctx, scan_forward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
-                   sizeof(ScanMemory<C, Sl>), chunks, places, starts, DeviceSequences(ctx, seq), form.heads, in.initial,
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, in.initial,
                    o, final, states);
         });
     });
@@ -144,7 +145,7 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
             launch(ctx, scan_backward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
-                   sizeof(ScanMemory<C, Sl>), chunks, places, starts, DeviceSequences(ctx, seq), form.heads, d_o,
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, d_o,
                    dfinal, to.initial, dvalues, dstates);
         });
         launch(ctx, gradient_kernel<C>, units, C::threads, sizeof(GradientMemory<C>), in, places, form.heads,

@@ -66,13 +66,15 @@ __device__ void solve_columns(const PrepareMemory<C>& m, bf16* y, int col, float
     }
 }
 
-/// One row tile of P (of q) or L (of k).
+/// One row tile of P (of q), zeros behind the diagonal, or L (of k).
 template <class C>
 __device__ void pair_products(PrepareMemory<C>& m, int tile, bool keys, bf16* p) {
     const int lane = threadIdx.x % 32;
     Fragment left[C::width / 16];
 #pragma unroll
     for (int a = 0; a < C::width / 16; ++a) load_a(left[a], keys ? m.k : m.q, C::pitch, 16 * tile, 16 * a);
+    for (int i = lane; !keys && i < 32 * (C::tiles - 1 - tile); i += 32)
+        as_16_bytes(p + (16 * tile + i / 2 % 16) * C::rows + (tile + 1 + i / 32) * 16 + i % 2 * 8) = uint4{0, 0, 0, 0};
     for (int to = 0; to <= tile; ++to) {
         float sum[2][4] = {}, more[2][4] = {};
         const std::uint32_t* apart = m.apart + (tile * C::tiles + to) * C::width / 2;

@@ -4,294 +4,271 @@
 // [16, K] in float32 sums. Per chunk, with -W, U, Q+, K-bar and P of kda_prepare.cuh,
 //   forward:  V' = U - W S;  O = Q+ S + P V';  S := diag(e^c_C) S + K-bar^T V'
 //   backward: dV' = K-bar G + P^T dO;  G := diag(e^c_C) G + Q+^T dO - W^T dV'
-// The operands of a chunk come in two or three parts, each copied while the others are in use.
+// Operands of the next chunk are copied to the other of two stages meanwhile.
 
 #include "kimik3/ops/cuda/carried.cuh"
-#include "kimik3/ops/cuda/kda_tiles.cuh"
+#include "kimik3/ops/cuda/kda_blocks.cuh"
 
 namespace kimik3::gpu::kda {
 
-/// Warps of a slice: 16 value channels each.
-template <class C, int warps_>
+/// groups of four warps, of 64 value channels each.
+template <class C, int groups_>
 struct Slice {
-    static constexpr int warps = warps_, threads = 32 * warps, columns = 16 * warps, count = C::width / columns,
-                         pitch = columns + 8;
+    static constexpr int groups = groups_, threads = 128 * groups, columns = 64 * groups, count = C::width / columns;
 };
 
 template <class C, class Sl>
-struct ScanMemory {
-    bf16 w[C::rows * C::pitch], q[C::rows * C::pitch], k[C::rows * C::pitch], p[C::rows * C::narrow];
-    bf16 value[C::rows * Sl::pitch], out[C::rows * Sl::pitch];
-    float end[C::width];
+struct ScanStage {
+    static constexpr int tile = C::rows * C::width;
+    bf16 w[tile], q[tile], k[tile], value[C::rows * Sl::columns];  // value: U, or dO; in the end what is written
+    bf16 p[C::rows * 64];
+    float end[256];
+};
+template <class C, class Sl>
+inline constexpr std::size_t scan_bytes = 2 * sizeof(ScanStage<C, Sl>) + 1024;
+
+/// The place of a block, and of a thread's warp in it.
+template <class C, class Sl>
+struct Scanned {
+    Index sequence, head, heads;
+    Index first_chunk;  // of the sequence
+    int chunks;
+    int first;   // value channel of the block
+    int column;  // of the warp within its 64
+    ScanStage<C, Sl>* stages;
+
+    __device__ Scanned(const Index* starts, Index head_count, char* memory)
+        : sequence(blockIdx.x / Sl::count / head_count),
+          head(blockIdx.x / Sl::count % head_count),
+          heads(head_count),
+          first_chunk(starts[sequence]),
+          chunks(static_cast<int>(starts[sequence + 1] - first_chunk)),
+          first(static_cast<int>(blockIdx.x % Sl::count) * Sl::columns),
+          column(static_cast<int>(threadIdx.x) / 32 % 4 * 16),
+          stages(reinterpret_cast<ScanStage<C, Sl>*>(memory + (1024 - shared_address(memory) % 1024) % 1024)) {}
+
+    __device__ Index unit(int chunk) const { return (first_chunk + chunk) * heads + head; }
+    /// The warp's 64 columns of a stage's value.
+    __device__ bf16* values(ScanStage<C, Sl>& stage) const { return stage.value + threadIdx.x / 128 * C::rows * 64; }
+    /// In a state, the warp's first column.
+    __device__ Index state_column() const {
+        return head * C::state + first + static_cast<Index>(threadIdx.x / 128 * 64) + column;
+    }
+    __device__ ScanStage<C, Sl>& stage(int chunk) const { return stages[chunk % 2]; }
+
+    /// Starts to copy what every pass needs; value: [rows, columns] of U or dO.
+    __device__ void load(const Prepared& from, int chunk, const bf16* value, Index stride, int count) const {
+        ScanStage<C, Sl>& to = stage(chunk);
+        const Index at = unit(chunk), tile = at * C::rows * C::width;
+        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.w, from.w + tile, C::width);
+        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.q, from.q + tile, C::width);
+        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.k, from.k + tile, C::width);
+        copy_blocks<Sl::threads, C::rows, Sl::groups>(to.value, value, stride, count);
+        for (int i = threadIdx.x; i < C::rows * C::rows / 8; i += Sl::threads) {
+            const int row = i / (C::rows / 8), col = i % (C::rows / 8) * 8;
+            copy_16_bytes(to.p + swizzled(row, col), from.p + at * C::rows * C::rows + i * 8);
+        }
+        if (threadIdx.x < C::width / 4)
+            copy_16_bytes(to.end + 4 * threadIdx.x, from.end + at * C::width + 4 * threadIdx.x);
+    }
+    /// 16 x 16 of the stage's value, transposed.
+    __device__ void load_value(Fragment& a, ScanStage<C, Sl>& stage, int tile) const {
+        const int lane = threadIdx.x % 32;
+        load_matrices_transposed(
+            a, values(stage) + swizzled(16 * tile + lane % 8 + lane / 16 * 8, column + lane / 8 % 2 * 8));
+    }
+    /// The warp puts a result where its columns of value were, and writes them to rows of a token matrix.
+    __device__ void put_value(const Fragment& a, ScanStage<C, Sl>& stage, int tile) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            *reinterpret_cast<std::uint32_t*>(values(stage) + swizzled(16 * tile + i / 2 * 8 + lane / 4,
+                                                                       column + i % 2 * 8 + lane % 4 * 2)) =
+                transposed_8x8(a[i]);
+    }
+    __device__ void write_value(ScanStage<C, Sl>& stage, bf16* to, Index stride, int count) const {
+        const int lane = threadIdx.x % 32, col = column + lane % 2 * 8;
+        __syncwarp();
+#pragma unroll
+        for (int row = lane / 2; row < C::rows; row += 16)
+            if (row < count)
+                as_16_bytes(to + row * stride + threadIdx.x / 128 * 64 + col) =
+                    as_16_bytes(values(stage) + swizzled(row, col));
+    }
 };
 
-/// A warp's S^T.
+/// A warp's S^T: tiles of 16 channels.
 template <class C>
 struct State {
     static constexpr int pairs = C::width / 16;
-    float s[2 * pairs][4];
+    float s[pairs][2][4];
 
-    /// from, to: [K, V] at the warp's first column.
-    __device__ void load(const float* from) {
+    /// body(number, row of the state [K, V], column of it within the warp's).
+    template <class Body>
+    __device__ void each(Body&& body) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int n = 0; n < 2 * pairs; ++n)
+        for (int i = 0; i < pairs; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[n][e] =
-                    from == nullptr ? 0.0f : from[(8 * n + lane % 4 * 2 + e % 2) * C::width + lane / 4 + e / 2 * 8];
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    body(s[i][n][e], 16 * i + 8 * n + lane % 4 * 2 + e % 2, lane / 4 + e / 2 * 8);
     }
-    __device__ void store(float* to) const {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int n = 0; n < 2 * pairs; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) to[(8 * n + lane % 4 * 2 + e % 2) * C::width + lane / 4 + e / 2 * 8] = s[n][e];
+    __device__ void load(const float* from) {
+        each([&](float& x, int row, int col) { x = from == nullptr ? 0.0f : from[row * C::width + col]; });
+    }
+    __device__ void store(float* to) {
+        each([&](float& x, int row, int col) { to[row * C::width + col] = x; });
     }
     __device__ void store(bf16* to) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int n = 0; n < 2 * pairs; ++n)
+        for (int i = 0; i < 2 * pairs; ++i)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                *reinterpret_cast<std::uint32_t*>(to + (8 * n + lane / 4) * C::width + 8 * half + lane % 4 * 2) =
-                    transposed_8x8(pack_bf16(s[n][2 * half], s[n][2 * half + 1]));
+                *reinterpret_cast<std::uint32_t*>(to + (8 * i + lane / 4) * C::width + 8 * half + lane % 4 * 2) =
+                    transposed_8x8(pack_bf16(s[i / 2][i % 2][2 * half], s[i / 2][i % 2][2 * half + 1]));
     }
     __device__ void pack(Fragment (&a)[pairs]) const {
 #pragma unroll
-        for (int i = 0; i < pairs; ++i) {
-            a[i][0] = pack_bf16(s[2 * i][0], s[2 * i][1]), a[i][1] = pack_bf16(s[2 * i][2], s[2 * i][3]);
-            a[i][2] = pack_bf16(s[2 * i + 1][0], s[2 * i + 1][1]);
-            a[i][3] = pack_bf16(s[2 * i + 1][2], s[2 * i + 1][3]);
-        }
+        for (int i = 0; i < pairs; ++i) pack_tile(a[i], s[i]);
     }
     __device__ void decay(const float* end) {
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int n = 0; n < 2 * pairs; ++n) {
-            const float2 d = *reinterpret_cast<const float2*>(end + 8 * n + lane % 4 * 2);
-            s[n][0] *= d.x, s[n][1] *= d.y, s[n][2] *= d.x, s[n][3] *= d.y;
+        for (int i = 0; i < 2 * pairs; ++i) {
+            const float2 d = *reinterpret_cast<const float2*>(end + 8 * i + lane % 4 * 2);
+            float(&x)[4] = s[i / 2][i % 2];
+            x[0] *= d.x, x[1] *= d.y, x[2] *= d.x, x[3] *= d.y;
         }
     }
-    /// s += a b, b(token, channel) = m(token, channel).
+    /// s += a m, the tokens of a chunk one tile after another.
     __device__ void add(const Fragment (&a)[C::tiles], const bf16* m) {
 #pragma unroll
-        for (int t = 0; t < C::tiles; ++t)
-#pragma unroll
-            for (int i = 0; i < pairs; ++i) {
-                Fragment b;
-                load_b_turned(b, m, C::pitch, 16 * t, 16 * i);
-                multiply_add(s[2 * i], a[t], b[0], b[1]);
-                multiply_add(s[2 * i + 1], a[t], b[2], b[3]);
-            }
+        for (int t = 0; t < C::tiles; ++t) multiply_columns<C>(s, a[t], m, t);
     }
 };
 
-/// sum[t] += a b over the channels, b(channel, token) = m(token, channel), for every tile of tokens.
+/// sum += a m^T over the channels.
 template <class C>
 __device__ void read_state(float (&sum)[C::tiles][2][4], const Fragment (&a)[C::width / 16], const bf16* m) {
 #pragma unroll
-    for (int i = 0; i < C::width / 16; ++i)
-#pragma unroll
-        for (int t = 0; t < C::tiles; ++t) {
-            Fragment b;
-            load_b(b, m, C::pitch, 16 * t, 16 * i);
-            multiply_tile(sum[t], a[i], b);
-        }
+    for (int i = 0; i < C::width / 16; ++i) multiply_rows<C>(sum, a[i], m, i);
 }
 
-/// A warp writes its 16 columns of [rows, columns] to rows of a token matrix.
 template <class C, class Sl>
-__device__ void write_columns(bf16* to, Index stride, int count, const bf16* from) {
-    const int lane = threadIdx.x % 32, col = threadIdx.x / 32 * 16 + lane % 2 * 8;
-    __syncwarp();
-#pragma unroll
-    for (int row = lane / 2; row < C::rows; row += 16)
-        if (row < count) as_16_bytes(to + row * stride + col) = as_16_bytes(from + row * Sl::pitch + col);
-    __syncwarp();
-}
-
-struct Scanned {
-    Index sequence, head;
-    int slice;
-    Index first_chunk;  // of the sequence
-    int chunks;
-
-    template <class Sl>
-    __device__ static Scanned mine(const Index* starts, Index heads) {
-        const int slice = static_cast<int>(blockIdx.x % Sl::count);
-        const Index head = blockIdx.x / Sl::count % heads, sequence = blockIdx.x / Sl::count / heads;
-        return {sequence, head, slice, starts[sequence], static_cast<int>(starts[sequence + 1] - starts[sequence])};
-    }
-};
-
-template <class C, class Sl>
-__global__ void __launch_bounds__(Sl::threads)
+__global__ void __launch_bounds__(Sl::threads, 1)
     scan_forward_kernel(Prepared from, const Place* places, const Index* starts, DeviceSequences seq, Index heads,
                         MatrixView<const float> initial, MatrixView<bf16> o, MatrixView<float> final,
                         MatrixView<float> states) {
-    extern __shared__ __align__(16) char memory[];
-    ScanMemory<C, Sl>& m = *reinterpret_cast<ScanMemory<C, Sl>*>(memory);
-    const Scanned at = Scanned::mine<Sl>(starts, heads);
-    const int first = at.slice * Sl::columns, column = static_cast<int>(threadIdx.x) / 32 * 16;
-    const auto unit = [&](int chunk) { return (at.first_chunk + chunk) * heads + at.head; };
-    const auto tile = [&](bf16* to, const bf16* all, int chunk) {
-        copy_tile<Sl::threads, C::rows, C::width>(to, C::pitch, all + unit(chunk) * C::rows * C::width, C::width);
-    };
-    const auto load_values = [&](int chunk) {
-        if (chunk < at.chunks) {
-            tile(m.w, from.w, chunk);
-            copy_tile<Sl::threads, C::rows, Sl::columns>(m.value, Sl::pitch,
-                                                         from.u + unit(chunk) * C::rows * C::width + first, C::width);
-        }
+    extern __shared__ char memory[];
+    const Scanned<C, Sl> at(starts, heads, memory);
+    const auto load = [&](int chunk) {
+        if (chunk < at.chunks)
+            at.load(from, chunk, from.u + at.unit(chunk) * C::rows * C::width + at.first, C::width, C::rows);
         commit_copies();
     };
-    const auto load_outputs = [&](int chunk) {
-        if (chunk < at.chunks) {
-            tile(m.q, from.q, chunk);
-            copy_tile<Sl::threads, C::rows, C::rows>(m.p, C::narrow, from.p + unit(chunk) * C::rows * C::rows, C::rows);
-        }
-        commit_copies();
-    };
-    const auto load_update = [&](int chunk) {
-        if (chunk < at.chunks) {
-            tile(m.k, from.k, chunk);
-            if (threadIdx.x < C::width / 4)
-                copy_16_bytes(m.end + 4 * threadIdx.x, from.end + unit(chunk) * C::width + 4 * threadIdx.x);
-        }
-        commit_copies();
-    };
-    load_values(0), load_outputs(0), load_update(0);
+    load(0);
     State<C> state;
     const float* begin = carried_in<float>(seq, at.sequence, initial);
-    state.load(begin == nullptr ? nullptr : begin + at.head * C::state + first + column);
-    wait_for_copies<2>();
-    __syncthreads();
+    state.load(begin == nullptr ? nullptr : begin + at.state_column());
     for (int chunk = 0; chunk < at.chunks; ++chunk) {
-        if (states.rows != 0) state.store(states.row(at.first_chunk + chunk) + at.head * C::state + first + column);
+        ScanStage<C, Sl>& m = at.stage(chunk);
+        wait_for_copies<0>();
+        publish_copies();
+        __syncthreads();
+        load(chunk + 1);
         Fragment before[C::width / 16], values[C::tiles];
         state.pack(before);
-        {
-            float sum[C::tiles][2][4];
+        float value[C::tiles][2][4], out[C::tiles][2][4] = {};
 #pragma unroll
-            for (int t = 0; t < C::tiles; ++t) {
-                Fragment u;
-                load_a_turned(u, m.value, Sl::pitch, 16 * t, column);
-                unpack_tile(sum[t], u);
-            }
-            read_state<C>(sum, before, m.w);
-#pragma unroll
-            for (int t = 0; t < C::tiles; ++t) pack_tile(values[t], sum[t]);
+        for (int t = 0; t < C::tiles; ++t) {
+            Fragment u;
+            at.load_value(u, m, t);
+            unpack_tile(value[t], u);
         }
-        wait_for_copies<1>();
-        __syncthreads();
-        load_values(chunk + 1);
-        {
-            float sum[C::tiles][2][4] = {};
-            read_state<C>(sum, before, m.q);
+        begin_products();
+        read_state<C>(value, before, m.w);
+        commit_products();
+        read_state<C>(out, before, m.q);
+        commit_products();
+        if (states.rows != 0) state.store(states.row(at.first_chunk + chunk) + at.state_column());
+        state.decay(m.end);
+        wait_for_products<1>();
 #pragma unroll
-            for (int t = 0; t < C::tiles; ++t) {
+        for (int t = 0; t < C::tiles; ++t) pack_tile(values[t], value[t]);
+        begin_products();
+        state.add(values, m.k);
+        commit_products();
 #pragma unroll
-                for (int j = 0; j <= t; ++j) {
-                    Fragment b;
-                    load_b(b, m.p, C::narrow, 16 * t, 16 * j);
-                    multiply_tile(sum[t], values[j], b);
-                }
-                Fragment out;
-                pack_tile(out, sum[t]);
-                store_turned(out, m.out, Sl::pitch, 16 * t, column);
-            }
+        for (int j = 0; j < C::tiles; ++j) multiply_rows<C>(out, values[j], m.p, j);
+        commit_products();
+        wait_for_products<0>();
+#pragma unroll
+        for (int t = 0; t < C::tiles; ++t) {
+            Fragment packed;
+            pack_tile(packed, out[t]);
+            at.put_value(packed, m, t);
         }
         const Place place = places[at.first_chunk + chunk];
-        write_columns<C, Sl>(o.row(place.first) + at.head * C::width + first, o.stride, place.count, m.out);
-        wait_for_copies<1>();
-        __syncthreads();
-        load_outputs(chunk + 1);
-        state.decay(m.end);
-        state.add(values, m.k);
-        wait_for_copies<1>();
-        __syncthreads();
-        load_update(chunk + 1);
+        at.write_value(m, o.row(place.first) + at.head * C::width + at.first, o.stride, place.count);
     }
     wait_for_copies<0>();
     float* last = carried_out<float>(seq, at.sequence, initial, final);
-    if (last != nullptr) state.store(last + at.head * C::state + first + column);
+    if (last != nullptr) state.store(last + at.state_column());
 }
 
 /// dvalues: dV' [chunks H, rows, V]; dstates: the gradient of the state after each chunk, [chunks H, K V] of bf16.
 template <class C, class Sl>
-__global__ void __launch_bounds__(Sl::threads)
+__global__ void __launch_bounds__(Sl::threads, 1)
     scan_backward_kernel(Prepared from, const Place* places, const Index* starts, DeviceSequences seq, Index heads,
                          MatrixView<const bf16> d_o, MatrixView<const float> dfinal, MatrixView<float> dinitial,
                          bf16* dvalues, bf16* dstates) {
-    extern __shared__ __align__(16) char memory[];
-    ScanMemory<C, Sl>& m = *reinterpret_cast<ScanMemory<C, Sl>*>(memory);
-    const Scanned at = Scanned::mine<Sl>(starts, heads);
-    const int first = at.slice * Sl::columns, column = static_cast<int>(threadIdx.x) / 32 * 16;
-    const auto unit = [&](int chunk) { return (at.first_chunk + chunk) * heads + at.head; };
-    const auto tile = [&](bf16* to, const bf16* all, int chunk) {
-        copy_tile<Sl::threads, C::rows, C::width>(to, C::pitch, all + unit(chunk) * C::rows * C::width, C::width);
-    };
-    const auto load_values = [&](int chunk) {
+    extern __shared__ char memory[];
+    const Scanned<C, Sl> at(starts, heads, memory);
+    const auto load = [&](int chunk) {
         if (chunk >= 0) {
             const Place place = places[at.first_chunk + chunk];
-            tile(m.k, from.k, chunk);
-            copy_tile<Sl::threads, C::rows, Sl::columns>(
-                m.value, Sl::pitch, d_o.row(place.first) + at.head * C::width + first, d_o.stride, place.count);
-            copy_tile<Sl::threads, C::rows, C::rows>(m.p, C::narrow, from.p + unit(chunk) * C::rows * C::rows, C::rows);
+            at.load(from, chunk, d_o.row(place.first) + at.head * C::width + at.first, d_o.stride, place.count);
         }
         commit_copies();
     };
-    const auto load_update = [&](int chunk) {
-        if (chunk >= 0) {
-            tile(m.q, from.q, chunk), tile(m.w, from.w, chunk);
-            if (threadIdx.x < C::width / 4)
-                copy_16_bytes(m.end + 4 * threadIdx.x, from.end + unit(chunk) * C::width + 4 * threadIdx.x);
-        }
-        commit_copies();
-    };
-    load_values(at.chunks - 1), load_update(at.chunks - 1);
+    load(at.chunks - 1);
     State<C> gradient;
-    gradient.load(dfinal.rows == 0 ? nullptr
-                                   : dfinal.row(seq.slots[at.sequence]) + at.head * C::state + first + column);
-    wait_for_copies<1>();
-    __syncthreads();
+    gradient.load(dfinal.rows == 0 ? nullptr : dfinal.row(seq.slots[at.sequence]) + at.state_column());
     for (int chunk = at.chunks - 1; chunk >= 0; --chunk) {
-        gradient.store(dstates + unit(chunk) * C::state + first + column);
+        ScanStage<C, Sl>& m = at.stage(chunk);
+        wait_for_copies<0>();
+        publish_copies();
+        __syncthreads();
+        load(chunk - 1);
         Fragment after[C::width / 16], d_out[C::tiles], values[C::tiles];
         gradient.pack(after);
-        {
-            float sum[C::tiles][2][4] = {};
-            read_state<C>(sum, after, m.k);
 #pragma unroll
-            for (int i = 0; i < C::tiles; ++i) {
-                load_a_turned(d_out[i], m.value, Sl::pitch, 16 * i, column);
+        for (int t = 0; t < C::tiles; ++t) at.load_value(d_out[t], m, t);
+        float value[C::tiles][2][4] = {};
+        begin_products();
 #pragma unroll
-                for (int t = 0; t <= i; ++t) {
-                    Fragment b;
-                    load_b_turned(b, m.p, C::narrow, 16 * i, 16 * t);
-                    multiply_tile(sum[t], d_out[i], b);
-                }
-            }
-#pragma unroll
-            for (int t = 0; t < C::tiles; ++t) {
-                pack_tile(values[t], sum[t]);
-                store_turned(values[t], m.out, Sl::pitch, 16 * t, column);
-            }
-        }
-        write_columns<C, Sl>(dvalues + unit(chunk) * C::rows * C::width + first, C::width, C::rows, m.out);
-        wait_for_copies<0>();
-        __syncthreads();
-        load_values(chunk - 1);
+        for (int i = 0; i < C::tiles; ++i) multiply_columns<C>(value, d_out[i], m.p, i);
+        read_state<C>(value, after, m.k);
+        commit_products();
+        gradient.store(dstates + at.unit(chunk) * C::state + at.state_column() - at.head * C::state);
         gradient.decay(m.end);
+        wait_for_products<0>();
+#pragma unroll
+        for (int t = 0; t < C::tiles; ++t) pack_tile(values[t], value[t]);
+        begin_products();
         gradient.add(d_out, m.q);
         gradient.add(values, m.w);
-        wait_for_copies<0>();
-        __syncthreads();
-        load_update(chunk - 1);
+        commit_products();
+#pragma unroll
+        for (int t = 0; t < C::tiles; ++t) at.put_value(values[t], m, t);
+        at.write_value(m, dvalues + at.unit(chunk) * C::rows * C::width + at.first, C::width, C::rows);
+        wait_for_products<0>();
     }
     wait_for_copies<0>();
-    if (dinitial.rows != 0) gradient.store(dinitial.row(seq.slots[at.sequence]) + at.head * C::state + first + column);
+    if (dinitial.rows != 0) gradient.store(dinitial.row(seq.slots[at.sequence]) + at.state_column());
 }
 
 }  // namespace kimik3::gpu::kda
