@@ -29,10 +29,9 @@ struct WeightTile {
     Index first, count;  // rows of the dispatch
 };
 
-inline __global__ void __launch_bounds__(ExpertWeights::threads, 1) expert_weights_tensor_kernel(
-    const ExpertWeights job) {
+template <class W>
+__global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(const W job) {
     extern __shared__ __align__(1024) unsigned char stages[];
-    using W = ExpertWeights;
     const int row_tiles = job.row_tiles(), col_tiles = job.col_tiles(), of_expert = 3 * row_tiles * col_tiles,
               total = (static_cast<int>(job.d.offset.size) - 1) * of_expert;
     const auto place = [&](int tile) {
@@ -141,7 +140,7 @@ inline __global__ void __launch_bounds__(ExpertWeights::threads, 1) expert_weigh
 
 inline void run_expert_weights(const Context<Cuda>& ctx, const ExpertWeights& job) {
     constexpr int bytes = ExpertWeights::stages * ExpertWeights::stage_bytes;
-    KIMIK3_CUDA(cudaFuncSetAttribute(expert_weights_tensor_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    KIMIK3_CUDA(cudaFuncSetAttribute(expert_weights_tensor_kernel<ExpertWeights>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     expert_weights_tensor_kernel<<<multiprocessors(), ExpertWeights::threads, bytes, ctx.stream()>>>(job);
     check_launch();
 }
