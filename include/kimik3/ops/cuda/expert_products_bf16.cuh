@@ -138,7 +138,8 @@ struct HiddenGradientTiles : ExpertTiles<144, true, false> {
     }
     __device__ float weight_of(const RowTile& at, int row) const {
         const int pair = row < at.count ? static_cast<int>(d.source[at.first + row]) : -1;
-        return pair < 0 ? 0.0f : p(pair / chosen, pair % chosen);
+        const int token = token_of(pair);
+        return pair < 0 ? 0.0f : p(token, pair - token * p.cols);
     }
 
     __device__ void finish(float (&sums)[2][72], const RowTile& at, int own_rows, FreeStages free) const {
@@ -232,10 +233,10 @@ inline bool in_pieces(MatrixView<const bf16> m) {
     return m.cols % 8 == 0 && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
 }
 
-/// Whether the tensor cores' path takes these: rows of whole 16-byte pieces, and numbers of pairs in 32 bits.
+/// Whether the tensor cores' path takes these: rows of whole 16-byte pieces, and pairs x k in 32 bits.
 template <class... Matrices>
 bool tensor_experts(const ExpertDispatch& d, const Matrices&... matrices) {
-    return d.source.size > 0 && d.source.size < Index{1} << 30 && d.experts() <= tiled_experts &&
+    return d.source.size > 0 && d.source.size * d.position.cols < Index{1} << 31 && d.experts() <= tiled_experts &&
            (in_pieces(matrices) && ...) && has_warpgroups();
 }
 
@@ -246,13 +247,13 @@ inline void tensor_experts_forward(const Context<Cuda>& ctx, MatrixView<const bf
     const Index all = d.source.size, inner = gate.cols, latent = z.cols;
     bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner));
     const MatrixView<bf16> out(scratch, all, latent), hidden(out.row(all), all, inner);
-    const int chosen = static_cast<int>(d.position.cols), width = static_cast<int>(latent),
-              hidden_width = static_cast<int>(inner);
+    const TokenOf token_of(d.position.cols);
+    const int width = static_cast<int>(latent), hidden_width = static_cast<int>(inner);
     run_expert_tiles(ctx, GateUpTiles{{d, {z.data, z.data}, {w1.data, w3.data}, z.stride, w1.stride, width, 1,
-                                       hidden_width, chosen, true},
+                                       hidden_width, token_of, true},
                                       gate, up, hidden, QuickSitu(betas)});
     run_expert_tiles(ctx, PlainTiles<false>{{d, {hidden.data, hidden.data}, {w2.data, w2.data}, inner, w2.stride,
-                                             hidden_width, 1, width, chosen, false},
+                                             hidden_width, 1, width, token_of, false},
                                             out});
     combine_bf16(
         ctx, d, out, u, [=] __device__(Index n, int j) { return p(n, j); }, [] __device__(Index, int, Index) {});
@@ -268,18 +269,18 @@ inline void tensor_experts_backward(const Context<Cuda>& ctx, MatrixView<const b
     bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares));
     const MatrixView<bf16> dz_rows(scratch, all, latent), hidden(dz_rows.row(all), all, inner);
     float* dots = reinterpret_cast<float*>(hidden.row(all));
-    const int chosen = static_cast<int>(d.position.cols), width = static_cast<int>(latent),
-              hidden_width = static_cast<int>(inner);
+    const TokenOf token_of(d.position.cols);
+    const int width = static_cast<int>(latent), hidden_width = static_cast<int>(inner);
     run_expert_tiles(ctx, HiddenGradientTiles{{d, {du.data, du.data}, {w2.data, w2.data}, du.stride, w2.stride, width,
-                                               1, hidden_width, chosen, true},
+                                               1, hidden_width, token_of, true},
                                               gate, up, hidden, p, dots, QuickSitu(betas)});
     run_expert_tiles(ctx, PlainTiles<true>{{d, {gate.data, up.data}, {w1.data, w3.data}, gate.stride, w1.stride,
-                                            hidden_width, 2, width, chosen, false},
+                                            hidden_width, 2, width, token_of, false},
                                            dz_rows});
     run_expert_weights(ctx, ExpertWeights{d, {z.data, z.data, du.data}, {gate.data, up.data, hidden.data},
                                           {z.stride, z.stride, du.stride}, {gate.stride, up.stride, inner},
                                           {dw1.data, dw3.data, dw2.data}, {dw1.stride, dw3.stride, dw2.stride}, width,
-                                          hidden_width, chosen});
+                                          hidden_width, token_of});
     combine_bf16(
         ctx, d, dz_rows, dz, [] __device__(Index, int) { return 1.0f; },
         [=] __device__(Index n, int j, Index row) {

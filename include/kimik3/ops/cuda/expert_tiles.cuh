@@ -69,6 +69,17 @@ struct StagedRows {
     }
 };
 
+/// pair / chosen without a division, for pair x chosen < 2^32.
+struct TokenOf {
+    std::uint32_t factor;  // 2^32 / chosen, rounded up; 0: chosen is 1
+
+    explicit TokenOf(Index chosen)
+        : factor(chosen == 1 ? 0 : static_cast<std::uint32_t>(((Index{1} << 32) + chosen - 1) / chosen)) {}
+    __device__ int operator()(int pair) const {
+        return factor == 0 ? pair : static_cast<int>(__umulhi(static_cast<std::uint32_t>(pair), factor));
+    }
+};
+
 /// a [rows, segments x width]: row r of the dispatch stands in a[segment] as row r, or, gathered, as that of its token.
 /// b: of each expert cols_of_b rows of width numbers (as c = a b^T reads them) in w[0], in paired jobs half of a tile's
 /// from w[0] and half from w[1]; turned: width rows of cols_of_b numbers in w[segment].
@@ -83,37 +94,101 @@ struct ExpertTiles {
     ExpertDispatch d;
     const bf16 *a[2], *w[2];
     Index a_stride, w_stride;
-    int width, segments, cols_of_b, chosen;
+    int width, segments, cols_of_b;
+    TokenOf token_of;
     bool gathered;
 
     __host__ __device__ int col_tiles() const { return (cols_of_b + own_cols - 1) / own_cols; }
-    __device__ int segment_steps() const { return (width + 63) / 64; }
-    /// The row of a that row of the dispatch reads; -1: zeros.
-    __device__ int row_of_a(Index row) const {
-        if (!gathered) return static_cast<int>(row);
-        const int pair = static_cast<int>(d.source[row]);
-        return pair < 0 ? -1 : pair / chosen;
-    }
-    __device__ void load_b(unsigned char* to, const RowTile& at, int segment, int k0) const {
-        if constexpr (turned) {
-            constexpr int pieces = cols / 8;
-            for (int i = threadIdx.x; i < 64 * pieces; i += tile_threads) {
-                const int k = i / pieces, piece = i % pieces, col = at.col * cols + 8 * piece;
-                const bool exists = k0 + k < width && col < cols_of_b;
-                copy_16_bytes(to + piece / 8 * 8192 + operand_bytes(k, piece % 8),
-                              exists ? w[segment] + (Index{at.expert} * width + k0 + k) * w_stride + col : w[0], exists);
-            }
+    __device__ int steps() const { return (width + 63) / 64 * segments; }
+};
+
+/// What a thread copies of the operands of a tile: 16-byte pieces at fixed places of every step.
+template <class Job>
+class TileLoader {
+public:
+    /// The rows of a are first_row + 32 i, those of b likewise, or, turned, first_k + 8 i along K.
+    __device__ TileLoader(const Job& job, unsigned char* stages) : job_(job), stages_(stages) {}
+
+    __device__ void enter(const RowTile& at) {
+        int rows[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int row = first_row() + 32 * i;
+            rows[i] = row < at.count ? row : -1;
+        }
+        if (job_.gathered) {
+            Index pairs[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) pairs[i] = job_.d.source[at.first + max(rows[i], 0)];
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                rows[i] = rows[i] < 0 || pairs[i] < 0 ? -1 : job_.token_of(static_cast<int>(pairs[i]));
         } else {
-            const int piece = threadIdx.x % 8, k = k0 + 8 * piece;
-            for (int n = threadIdx.x / 8; n < cols; n += tile_threads / 8) {
-                const int col = at.col * own_cols + n % own_cols;
-                const bool exists = k < width && col < cols_of_b;
-                copy_16_bytes(to + operand_bytes(n, piece),
-                              exists ? w[n / own_cols] + (Index{at.expert} * cols_of_b + col) * w_stride + k : w[0],
-                              exists);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (rows[i] >= 0) rows[i] += static_cast<int>(at.first);
+        }
+        exist_ = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            row_[i] = max(rows[i], 0);
+            exist_ |= (rows[i] >= 0 ? 1u : 0u) << i;
+        }
+        if constexpr (Job::turned) {
+            const int col = at.col * Job::cols + 8 * b_piece();
+            b_begin_ = Index{at.expert} * job_.width * job_.w_stride + col;
+            if (b_piece() < Job::cols / 8 && col < job_.cols_of_b) exist_ |= 0x100u;
+        } else {
+            b_begin_ = Index{at.expert} * job_.cols_of_b * job_.w_stride;
+#pragma unroll
+            for (int i = 0; i < (Job::cols + 31) / 32; ++i)
+                if (first_row() + 32 * i < Job::cols && col_of(at, i) < job_.cols_of_b) exist_ |= 0x100u << i;
+        }
+    }
+
+    /// The step that begins at k of a segment.
+    __device__ void load(const RowTile& at, int segment, int k0, int stage) const {
+        unsigned char* to = stages_ + stage * Job::stage_bytes + operand_bytes(first_row(), piece());
+        const int k = k0 + 8 * piece();
+        const bf16* a = job_.a[segment] + k;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            copy_16_bytes(to + 4096 * i, a + row_[i] * job_.a_stride, k < job_.width && (exist_ >> i & 1u) != 0);
+        if constexpr (Job::turned) {
+            if (b_piece() >= Job::cols / 8) return;
+            unsigned char* b_to = stages_ + stage * Job::stage_bytes + Job::a_bytes + b_piece() / 8 * 8192 +
+                                  operand_bytes(first_k(), b_piece() % 8);
+            const bf16* b = job_.w[segment] + b_begin_ + (k0 + first_k()) * job_.w_stride;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                copy_16_bytes(b_to + 1024 * i, b + 8 * i * job_.w_stride,
+                              k0 + first_k() + 8 * i < job_.width && (exist_ & 0x100u) != 0);
+        } else {
+#pragma unroll
+            for (int i = 0; i < (Job::cols + 31) / 32; ++i) {
+                const int n = first_row() + 32 * i;
+                if (n < Job::cols)
+                    copy_16_bytes(to + Job::a_bytes + 4096 * i,
+                                  job_.w[n / Job::own_cols] + b_begin_ + col_of(at, i) * job_.w_stride + k,
+                                  k < job_.width && (exist_ >> (8 + i) & 1u) != 0);
             }
         }
     }
+
+private:
+    __device__ static int piece() { return threadIdx.x % 8; }
+    __device__ static int first_row() { return threadIdx.x / 8; }
+    __device__ static int b_piece() { return threadIdx.x % 32; }
+    __device__ static int first_k() { return threadIdx.x / 32; }
+    __device__ static int col_of(const RowTile& at, int i) {
+        return at.col * Job::own_cols + (first_row() + 32 * i) % Job::own_cols;
+    }
+
+    const Job& job_;
+    unsigned char* stages_;
+    int row_[8];
+    unsigned exist_ = 0;  // a bit for each row of a, then for each of b
+    Index b_begin_ = 0;
 };
 
 /// Where a warp may put rows of a finished tile: four times 16 rows in stages that are free.
@@ -130,8 +205,7 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     const int experts = static_cast<int>(job.d.offset.size) - 1;
     if (threadIdx.x < 32) count_tiles(job.d, tile_rows, starts);
     __syncthreads();
-    const int col_tiles = job.col_tiles(), total = starts[experts] * col_tiles, segment_steps = job.segment_steps(),
-              steps = segment_steps * job.segments;
+    const int col_tiles = job.col_tiles(), total = starts[experts] * col_tiles, steps = job.steps();
     const auto place = [&](int tile) {
         const int row_tile = tile / col_tiles, e = expert_of(starts, experts, row_tile);
         const Index first = job.d.offset[e] + Index{tile_rows} * (row_tile - starts[e]);
@@ -139,35 +213,25 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
         return RowTile{e, left < tile_rows ? static_cast<int>(left) : tile_rows, tile % col_tiles, first};
     };
 
-    // What is loaded next, and the rows of a which this thread copies a 16-byte piece of.
-    int next_tile = blockIdx.x, next_step = 0, rows[8];
+    TileLoader<Job> loader(job, stages);
+    int next_tile = blockIdx.x, next_segment = 0, next_k = 0;
     RowTile next{};
-    const int piece = threadIdx.x % 8, first_row = threadIdx.x / 8;
-    const auto enter = [&] {
-        if (next_tile >= total) return;
-        next = place(next_tile);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first_row + 32 * i;
-            rows[i] = row < next.count ? job.row_of_a(next.first + row) : -1;
-        }
-    };
     const auto load = [&](int stage) {
         if (next_tile < total) {
-            unsigned char* to = stages + stage * Job::stage_bytes;
-            const int segment = next_step / segment_steps, k0 = next_step % segment_steps * 64, k = k0 + 8 * piece;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const bool exists = rows[i] >= 0 && k < job.width;
-                copy_16_bytes(to + operand_bytes(first_row + 32 * i, piece),
-                              exists ? job.a[segment] + rows[i] * job.a_stride + k : job.a[0], exists);
+            loader.load(next, next_segment, next_k, stage);
+            next_k += 64;
+            if (next_k >= job.width) {
+                next_k = 0;
+                if (++next_segment == job.segments) {
+                    next_segment = 0;
+                    next_tile += gridDim.x;
+                    if (next_tile < total) next = place(next_tile), loader.enter(next);
+                }
             }
-            job.load_b(to + Job::a_bytes, next, segment, k0);
-            if (++next_step == steps) next_step = 0, next_tile += gridDim.x, enter();
         }
         commit_copies();
     };
-    enter();
+    if (next_tile < total) next = place(next_tile), loader.enter(next);
     for (int s = 0; s < tile_ahead; ++s) load(s);
 
     // A warpgroup has the rows 64 group .. and 128 + 64 group .. of the tile.
@@ -178,26 +242,29 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
         const RowTile at = place(tile);
         // The same in all threads of a warp, which the compiler does not see.
-        const int own_blocks = __shfl_sync(0xffffffffu, at.count <= 64 * group ? 0 : at.count <= 64 * group + 128 ? 1 : 2, 0);
+        const int own_blocks = __shfl_sync(0xffffffffu, min(max((at.count - 64 * group + 127) / 128, 0), 2), 0);
+        int k0 = 0;
         for (int k_step = 0; k_step < steps; ++k_step, ++step) {
             wait_for_copies<tile_ahead - 1>();
             show_to_products();
             __syncthreads();
-            load((step + tile_ahead) % tile_stages);
             const std::uint32_t a = memory + step % tile_stages * Job::stage_bytes, b = a + Job::a_bytes;
-            const int left = job.width - k_step % segment_steps * 64;
+            const auto multiply = [&](int m, int k) {
+                multiply_add<false, Job::turned>(sums[m], operand(a + 8192 * (group + 2 * m) + 32 * k),
+                                                 operand(b + (Job::turned ? 2048 : 32) * k, 8192), k_step + k > 0);
+            };
             begin_products();
+            if (own_blocks == 2 && k0 + 64 <= job.width) {
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                if (m >= own_blocks) continue;
+                for (int i = 0; i < 8; ++i) multiply(i / 4, i % 4);
+            } else {
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    if (16 * k < left)
-                        multiply_add<false, Job::turned>(sums[m], operand(a + 8192 * (group + 2 * m) + 32 * k),
-                                                         operand(b + (Job::turned ? 2048 : 32) * k, 8192),
-                                                         k_step + k > 0);
+                for (int i = 0; i < 8; ++i)
+                    if (i / 4 < own_blocks && k0 + i % 4 * 16 < job.width) multiply(i / 4, i % 4);
             }
             commit_products();
+            k0 = k0 + 64 < job.width ? k0 + 64 : 0;
+            load((step + tile_ahead) % tile_stages);
             wait_for_products<1>();
         }
         wait_for_products<0>();

@@ -73,7 +73,8 @@ __device__ inline void multiply_add(float (&c)[48], std::uint64_t a, std::uint64
         "%48, %49, keep, 1, 1, %51, %52;}"
         : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32),
           KIMIK3_SUMS(40)
-        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)), "n"(static_cast<int>(b_turned)));
+        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
+          "n"(static_cast<int>(b_turned)));
 }
 template <bool a_turned, bool b_turned>
 __device__ inline void multiply_add(float (&c)[72], std::uint64_t a, std::uint64_t b, bool keep) {
@@ -88,7 +89,8 @@ __device__ inline void multiply_add(float (&c)[72], std::uint64_t a, std::uint64
         "%72, %73, keep, 1, 1, %75, %76;}"
         : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32),
           KIMIK3_SUMS(40), KIMIK3_SUMS(48), KIMIK3_SUMS(56), KIMIK3_SUMS(64)
-        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)), "n"(static_cast<int>(b_turned)));
+        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
+          "n"(static_cast<int>(b_turned)));
 }
 template <bool a_turned, bool b_turned>
 __device__ inline void multiply_add(float (&c)[80], std::uint64_t a, std::uint64_t b, bool keep) {
@@ -103,7 +105,8 @@ __device__ inline void multiply_add(float (&c)[80], std::uint64_t a, std::uint64
         "%80, %81, keep, 1, 1, %83, %84;}"
         : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32),
           KIMIK3_SUMS(40), KIMIK3_SUMS(48), KIMIK3_SUMS(56), KIMIK3_SUMS(64), KIMIK3_SUMS(72)
-        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)), "n"(static_cast<int>(b_turned)));
+        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
+          "n"(static_cast<int>(b_turned)));
 }
 
 #undef KIMIK3_SUMS
