@@ -77,7 +77,7 @@ struct KdaLayer {
         MatrixView<T> f_low;             // [N, R] W_fa x -> its gradient
         MatrixView<T> z;                 // [N, P]
         MatrixView<T> b;                 // [N, H] -> its gradient
-        MatrixView<A> states;            // [chunks, H D D]
+        MatrixView<T> states;            // [chunks, H D D]
         MatrixView<T> o;                 // [N, P] -> the gradient of z
         MatrixView<A> o_r;               // [N, H] of o_norm
         MatrixView<T> g_low;             // [N, S] W_ga x, output gate of rank S only -> its gradient
@@ -99,7 +99,7 @@ struct KdaLayer {
         if (low_rank_gate(c)) s.g_low = arena.matrix<T>(tokens, c.kda_output_gate_rank);
         s.f_low = arena.matrix<T>(tokens, c.kda_gate_rank);
         s.b = arena.matrix<T>(tokens, heads);
-        s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
+        s.states = arena.matrix<T>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
         if constexpr (fused) return s;
         for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
@@ -141,7 +141,7 @@ struct KdaLayer {
         short_conv_forward(ctx, seq, s.v_in, p.v_conv1d, kept.v_window, s.v, kept.v_window);
         linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
         // (KDA-9)
-        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
+        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<T>{});
         if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
@@ -196,7 +196,7 @@ private:
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
-                       Saved& s, MatrixView<A> kept, MatrixView<A> states) {
+                       Saved& s, MatrixView<A> kept, MatrixView<T> states) {
         if constexpr (fused) {
             kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
         } else {
