@@ -76,7 +76,7 @@ struct KdaLayer {
         MatrixView<T> f_low;             // [N, R] W_fa x -> its gradient
         MatrixView<T> z;                 // [N, P]
         MatrixView<T> b;                 // [N, H] -> its gradient; zeros follow, so that products take multiples of 8
-        MatrixView<A> states;            // [chunks, H D D]
+        MatrixView<T> states;            // [chunks, H D D]
         MatrixView<T> o;                 // [N, P] -> the gradient of z
         MatrixView<A> o_r;               // [N, H] of o_norm
         MatrixView<T> g_low;             // [N, S] W_ga x, output gate of rank S only -> its gradient
@@ -104,7 +104,7 @@ struct KdaLayer {
         s.f_low = of_x[4], s.g_low = of_x[5], s.b = of_x[6].middle_cols(0, heads);
         const auto convolved = arena.columns<T>(tokens, {inner, inner, inner});
         s.q = convolved[0], s.k = convolved[1], s.v = convolved[2];
-        s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
+        s.states = arena.matrix<T>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
         if constexpr (fused) return s;
         for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
@@ -146,7 +146,7 @@ struct KdaLayer {
         short_conv_forward(ctx, seq, s.v_in, p.v_conv1d, kept.v_window, s.v, kept.v_window);
         linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
         // (KDA-9)
-        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
+        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<T>{});
         if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
@@ -201,7 +201,7 @@ private:
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
-                       Saved& s, MatrixView<A> kept, MatrixView<A> states) {
+                       Saved& s, MatrixView<A> kept, MatrixView<T> states) {
         if constexpr (fused) {
             kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
         } else {
