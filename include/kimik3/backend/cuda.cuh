@@ -128,7 +128,7 @@ public:
         const auto [place, is_new] = shared_->plans.try_emplace(shape);
         const Index bytes = shared_->products.bytes();
         if (is_new) place->second = detail::plan_product(cublas(), shape, to_size(bytes));
-        const detail::ProductPlan& plan = place->second;
+        detail::ProductPlan& plan = place->second;
         if (!plan.exists) return false;
         const float one = 1.0f;
         KIMIK3_CUDA(cublasLtMatmul(reinterpret_cast<cublasLtHandle_t>(cublas()), &plan.product, &one, a, &plan.a, b,
