@@ -35,6 +35,7 @@ struct Operands {
     DeviceSequences seq;
     Split split;
     Index latent, parts;  // parts: the most of any token
+    Index blocks, run;    // blocks of a token and 16 heads, and how many parts each takes
     bool one_each;        // every sequence has one new token
     float scale2;         // for powers of 2
     MatrixView<const bf16> q_lat, q, cache;
@@ -68,19 +69,19 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
-/// What a block works on: up to 16 heads of token n, keys [first, end) of its own, in the given part.
+/// What a block works on: up to 16 heads of token n, keys [first, end) of its own: `run` parts from the given one on.
 struct Work {
-    Index n, s, head, keys, length, part, first, end;
+    Index n, s, slot, head, keys, size, part, first, end;
     int heads;
     bool whole;
 
     __device__ explicit Work(const Operands& in) {
-        const unsigned parts = static_cast<unsigned>(in.parts), groups = static_cast<unsigned>(in.groups());
-        part = blockIdx.x % parts, head = blockIdx.x / parts % groups * block_heads, n = blockIdx.x / parts / groups;
-        s = in.sequence(n), keys = in.keys(n, s), length = in.length(s);
-        const Index size = in.split.part_keys(length, keys);
+        const unsigned blocks = static_cast<unsigned>(in.blocks), groups = static_cast<unsigned>(in.groups());
+        part = blockIdx.x % blocks * in.run, head = blockIdx.x / blocks % groups * block_heads;
+        n = blockIdx.x / blocks / groups, s = in.sequence(n), slot = in.seq.slots[s], keys = in.keys(n, s);
+        size = in.split.part_keys(in.length(s), keys);
         whole = size >= keys;
-        first = part * size, end = first + size < keys ? first + size : keys;
+        first = part * size, end = first + in.run * size < keys ? first + in.run * size : keys;
         heads = static_cast<int>(in.heads.count - head < block_heads ? in.heads.count - head : block_heads);
     }
     __device__ Index place(const Operands& in, int h) const {
@@ -134,14 +135,22 @@ __device__ __forceinline__ void copy_keys(const Operands& in, const bf16* from, 
 __device__ __forceinline__ void score(const Operands& in, const bf16* queries, const bf16* keys, float (&s)[2][4]) {
     const int lane = threadIdx.x % 32, width = static_cast<int>(in.width()), stride = in.stride();
     queries += lane % 16 * stride + lane / 16 * 8, keys += (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
-#pragma unroll 4
-    for (int c = 0; c < width; c += 16) {
+    float other[2][4] = {};
+#pragma unroll 3
+    for (int c = 0; c < width; c += 32) {
         std::uint32_t a[4], b[4];
         load_matrices(a, queries + c);
         load_matrices(b, keys + c);
         multiply_add(s[0], a, b[0], b[1]);
         multiply_add(s[1], a, b[2], b[3]);
+        if (c + 16 == width) break;
+        load_matrices(a, queries + c + 16);
+        load_matrices(b, keys + c + 16);
+        multiply_add(other[0], a, b[0], b[1]);
+        multiply_add(other[1], a, b[2], b[3]);
     }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) s[e / 4][e % 4] += other[e / 4][e % 4];
 }
 
 /// A warp sums 16 columns of the latents of 16 keys, from row rows + lane % 16 on: sum += a rows.
