@@ -34,18 +34,22 @@ inline constexpr int finite_so_far = 1 << 20;
 /// would take them to queries which do not see them.
 __device__ inline void hide_infinite_values(std::uint32_t values, int* infinite) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
-    for (int panel = 0; panel < value_panels; ++panel)
-        for (int row = thread / 8; row < block_rows; row += 16) {
-            const std::uint32_t at = piece(values + panel * ForwardMemory::panel, row, thread % 8);
-            const uint4 eight = load_piece(at);
-            const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
-            for (int i = 0; i < 8; ++i) {
-                const std::uint32_t exponent = pairs[i / 2] >> (i % 2 * 16 + 7) & 0xffu;
-                if (exponent != 0xffu) continue;
-                atomicMin(infinite + panel * panel_columns + thread % 8 * 8 + i, row);
-                asm volatile("st.shared.u16 [%0], %1;" ::"r"(at + 2 * i), "h"(std::uint16_t{0}) : "memory");
-            }
+#pragma unroll 4
+    for (int i = 0; i < value_panels * block_rows / 16; ++i) {
+        const int panel = i % value_panels, row = thread / 8 + i / value_panels * 16;
+        const std::uint32_t at = piece(values + panel * ForwardMemory::panel, row, thread % 8);
+        const uint4 eight = load_piece(at);
+        const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+        std::uint32_t full = 0;  // exponents of ones carry into the sign's place
+#pragma unroll
+        for (const std::uint32_t pair : pairs) full |= (pair & 0x7f807f80u) + 0x00800080u;
+        if ((full & 0x80008000u) == 0) continue;
+        for (int c = 0; c < 8; ++c) {
+            if ((pairs[c / 2] >> (c % 2 * 16) & 0x7f80u) != 0x7f80u) continue;
+            atomicMin(infinite + panel * panel_columns + thread % 8 * 8 + c, row);
+            asm volatile("st.shared.u16 [%0], %1;" ::"r"(at + 2 * c), "h"(std::uint16_t{0}) : "memory");
         }
+    }
 }
 
 __device__ inline void copy_forward_tiles(const Operands& in, const ForwardMemory& memory) {
@@ -63,23 +67,32 @@ __device__ inline void copy_forward_tiles(const Operands& in, const ForwardMemor
         q.next();
         infinite[threadIdx.x] = finite_so_far;
         meet_warpgroup();
-        for (Index j = block; j >= 0; --j) {
+        const auto copy_keys = [&](Index j) {
             k.wait_empty();
             for (int p = 0; p < key_panels; ++p)
                 key_strip(in, tile, p).copy<block_rows>(memory.k(k.stage) + p * panel, j * block_rows, tile.tokens);
             arrive_after_copies(k.full());
             k.next();
+            commit_copies();
+        };
+        const auto copy_values = [&](Index j) {
             v.wait_empty();
             for (int p = 0; p < value_panels; ++p)
                 value_strip(in, tile, p).copy<block_rows>(memory.v(v.stage) + p * panel, j * block_rows, tile.tokens);
-            if (j == block) {
-                finish_copies();
-                hide_infinite_values(memory.v(v.stage), infinite);
-                arrive(v.full());
-            } else {
-                arrive_after_copies(v.full());
-            }
+            commit_copies();
+        };
+        copy_keys(block);
+        copy_values(block);
+        if (block > 0) copy_keys(block - 1), wait_for_copies<1>();
+        else wait_for_copies<0>();
+        hide_infinite_values(memory.v(v.stage), infinite);
+        arrive(v.full());
+        v.next();
+        for (Index j = block - 1; j >= 0; --j) {
+            copy_values(j);
+            arrive_after_copies(v.full());
             v.next();
+            if (j > 0) copy_keys(j - 1);
         }
     }
     finish_copies();
@@ -134,12 +147,10 @@ __device__ inline void attend(const Operands& in, const ForwardMemory& memory, f
     Ring q = memory.q_ring(), k = memory.k_ring(), v = memory.v_ring();
     float sums[64], s[64];
     std::uint32_t p[8][4];
-    for (int turn = 0;; ++turn) {
-        const int tiles = [&] {
-            const Tile tile = in.tile(turn);
-            return tile.tokens == 0 ? 0 : static_cast<int>(tile.heaviest_last()) + 1;
-        }();
-        if (tiles == 0) break;
+    Tile tile = in.tile(0), next;
+    for (int turn = 0; tile.tokens > 0; ++turn, tile = next) {
+        next = in.tile(turn + 1);
+        const int tiles = static_cast<int>(tile.heaviest_last()) + 1;
         RunningRows rows;
 #pragma unroll
         for (float& sum : sums) sum = 0.0f;
@@ -199,7 +210,6 @@ __device__ inline void attend(const Operands& in, const ForwardMemory& memory, f
         v.release();
         v.next();
 
-        const Tile tile = in.tile(turn);
         const int* infinite = memory.infinite(turn);
         const Index top = tile.heaviest_last() * block_rows, end = tile.tokens - top;
 #pragma unroll
@@ -243,7 +253,7 @@ inline void launch_forward(const Context<Cuda>& ctx, const Sequences& seq, const
                            MatrixView<const bf16> q, MatrixView<const bf16> kv, MatrixView<const bf16> k_shared,
                            MatrixView<bf16> o, MatrixView<float> lse) {
     if (seq.tokens() == 0) return;
-    const Schedule schedule(seq, heads);
+    const Schedule& schedule = schedule_of(seq, heads);
     const Operands in{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared};
     forward_kernel<<<exact_grid(schedule.blocks), threads, ForwardMemory::bytes, ctx.stream()>>>(
         in, static_cast<float>(heads.scale()), o, lse);

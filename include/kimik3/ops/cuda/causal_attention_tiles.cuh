@@ -27,8 +27,9 @@ struct Tile {
 /// Which tiles each block works on, one after another: turn t of block b is tiles[t blocks + b].
 struct Schedule {
     std::vector<Tile> tiles;
-    Index blocks;
+    Index blocks = 0;
 
+    Schedule() = default;
     /// Tiles are dealt out to the block that has least so far, the heaviest first within groups of sequences whose
     /// operands stay in the L2 cache.
     Schedule(const Sequences& seq, const MlaHeads& heads) {
@@ -77,6 +78,16 @@ private:
         tiles.resize(tiles.size() + to_size(blocks));  // a last turn for none
     }
 };
+
+/// The schedule of these sequences, which is made anew only when they are others than at the last call.
+inline const Schedule& schedule_of(const Sequences& seq, const MlaHeads& heads) {
+    static thread_local std::vector<Index> known;
+    static thread_local Schedule schedule;
+    std::vector<Index> asked(seq.packed().begin(), seq.packed().end());
+    asked.insert(asked.end(), {heads.count, heads.key(), heads.value});
+    if (asked != known) schedule = Schedule(seq, heads), known = std::move(asked);
+    return schedule;
+}
 
 /// Whether a matrix can be copied in pieces of 16 bytes.
 inline bool in_pieces(MatrixView<const bf16> m) {

@@ -19,6 +19,7 @@ struct Narrow {
 };
 
 /// A warp's running softmax and sums for 16 heads.
+template <bool usual>
 struct NarrowSums {
     float sums[Narrow::units][2][4], highest[2], total[2];
 
@@ -30,9 +31,10 @@ struct NarrowSums {
     }
     /// Takes 16 keys, of which count exist.
     __device__ __forceinline__ void add(const Operands& in, const bf16* queries, const bf16* rows, int count) {
-        const int lane = threadIdx.x % 32, column = lane % 4 * 2, latent = static_cast<int>(in.latent);
-        float s[2][4] = {}, fade[2];
-        score(in, queries, rows, s);
+        const Sizes<usual> sizes{in};
+        const int lane = threadIdx.x % 32, column = lane % 4 * 2;
+        float s[2][4], fade[2];
+        score<usual>(in, queries, rows, s);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float now = highest[r], sum = 0.0f;
@@ -56,10 +58,10 @@ struct NarrowSums {
         }
         const std::uint32_t a[4] = {pack_bf16(s[0][0], s[0][1]), pack_bf16(s[0][2], s[0][3]),
                                     pack_bf16(s[1][0], s[1][1]), pack_bf16(s[1][2], s[1][3])};
-        rows += lane % 16 * in.stride() + lane / 16 * 8;
+        rows += lane % 16 * sizes.stride() + lane / 16 * 8;
 #pragma unroll
         for (int u = 0; u < Narrow::units; ++u) {
-            if (u * 16 >= latent) break;
+            if (u * 16 >= sizes.latent()) break;
 #pragma unroll
             for (int e = 0; e < 8; ++e) sums[u][e / 4][e % 4] *= fade[e / 2 % 2];
             add_latents(sums[u], a, rows + u * 16);
@@ -67,7 +69,7 @@ struct NarrowSums {
     }
     /// Leaves the sums of the existing heads in shared memory.
     __device__ __forceinline__ void leave(const Operands& in, int heads, float* left, float (*ends)[2]) {
-        const int lane = threadIdx.x % 32, latent = static_cast<int>(in.latent);
+        const int lane = threadIdx.x % 32, latent = Sizes<usual>{in}.latent();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
@@ -85,9 +87,10 @@ struct NarrowSums {
 };
 
 /// Puts the warps' sums of a part together.
+template <bool usual>
 __device__ __forceinline__ void store_part(const Operands& in, const Work& work, const float* left,
                                            const float (*ends)[block_heads][2]) {
-    const int latent = static_cast<int>(in.latent), pairs = latent / 2;
+    const int latent = Sizes<usual>{in}.latent(), pairs = latent / 2;
     const Divisor head(pairs);
     for (int e = threadIdx.x; e < work.heads * pairs; e += threads) {
         const int h = head.of(e), c = (e - h * pairs) * 2;
@@ -105,34 +108,36 @@ __device__ __forceinline__ void store_part(const Operands& in, const Work& work,
     }
 }
 
+template <bool usual>
 __global__ void __launch_bounds__(threads) narrow_kernel(const __grid_constant__ Operands in) {
     extern __shared__ __align__(16) unsigned char latent_memory[];
     __shared__ float ends[Narrow::warps][block_heads][2];
     Work work(in);
     start_dependents();
     if (work.first >= work.keys) return;
-    const int stride = in.stride(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Sizes<usual> sizes{in};
+    const int stride = sizes.stride(), width = sizes.width(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     bf16 *queries = reinterpret_cast<bf16*>(latent_memory), *tiles = queries + block_heads * stride,
          *stages = tiles + warp * 2 * Narrow::keys * stride;
     float *left = reinterpret_cast<float*>(tiles + Narrow::warps * 2 * Narrow::keys * stride),
-          *own_left = left + warp * work.heads * in.latent;
+          *own_left = left + warp * work.heads * sizes.latent();
     const int keys = static_cast<int>(work.end - work.first),
               tiles_of_part = static_cast<int>(work.size) / Narrow::keys;
-    const bf16* cache = in.cache.row(work.slot) + work.first * in.width();
+    const bf16* cache = in.cache.row(work.slot) + work.first * width;
     const auto copy_tile = [&](int tile, int stage) {
         const int begin = tile * Narrow::keys;
         if (begin < keys)
-            copy_keys(in, cache + begin * in.width(), Narrow::keys, min(keys - begin, Narrow::keys),
-                      stages + stage * Narrow::keys * stride, lane, 32);
+            copy_keys<usual, Narrow::keys, 32>(in, cache + Index{begin} * width, min(keys - begin, Narrow::keys),
+                                               stages + stage * Narrow::keys * stride, lane);
         commit_copies();
     };
-    copy_queries(in, work, queries);
+    copy_queries<usual>(in, work, queries);
     copy_tile(warp, 0);
     copy_tile(warp + Narrow::warps, 1);
     wait_for_copies<1>();
     __syncthreads();
 
-    NarrowSums sums;
+    NarrowSums<usual> sums;
     sums.clear();
     int part_end = work.whole ? INT_MAX : tiles_of_part;
     for (int tile = warp, stage = 0; tile - warp < (keys + Narrow::keys - 1) / Narrow::keys;
@@ -140,7 +145,7 @@ __global__ void __launch_bounds__(threads) narrow_kernel(const __grid_constant__
         if (tile - warp == part_end) {
             sums.leave(in, work.heads, own_left, ends[warp]);
             __syncthreads();
-            store_part(in, work, left, ends);
+            store_part<usual>(in, work, left, ends);
             ++work.part, part_end += tiles_of_part;
             sums.clear();
             __syncthreads();
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(threads) narrow_kernel(const __grid_constant__
     wait_for_copies<0>();
     sums.leave(in, work.heads, own_left, ends[warp]);
     __syncthreads();
-    store_part(in, work, left, ends);
+    store_part<usual>(in, work, left, ends);
 }
 
 /// For wider latents: the warps share out the keys of a tile of 64 for the scores, and the latent's columns for the
@@ -172,21 +177,21 @@ __global__ void __launch_bounds__(threads) wide_kernel(const __grid_constant__ O
     const Work work(in);  // of one part
     start_dependents();
     if (work.first >= work.keys) return;
-    const int latent = static_cast<int>(in.latent), stride = in.stride(), warp = threadIdx.x / 32,
+    const int latent = static_cast<int>(in.latent), stride = Sizes<false>{in}.stride(), warp = threadIdx.x / 32,
               lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
     bf16 *queries = reinterpret_cast<bf16*>(latent_memory), *tile = queries + block_heads * stride;
     float* scores = reinterpret_cast<float*>(tile + Wide::keys * stride);
     const bf16* cache = in.cache.row(work.slot);
-    copy_queries(in, work, queries);
+    copy_queries<false>(in, work, queries);
     float sums[Wide::units][2][4] = {}, highest[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
     for (Index begin = work.first; begin < work.end; begin += Wide::keys) {
         const int count = static_cast<int>(work.end - begin < Wide::keys ? work.end - begin : Wide::keys);
-        copy_keys(in, cache + begin * in.width(), Wide::keys, count, tile, threadIdx.x, threads);
+        copy_keys<false, Wide::keys, threads>(in, cache + begin * in.width(), count, tile, threadIdx.x);
         commit_copies();
         wait_for_copies<0>();
         __syncthreads();
-        float s[2][4] = {};
-        score(in, queries, tile + warp * 16 * stride, s);
+        float s[2][4];
+        score<false>(in, queries, tile + warp * 16 * stride, s);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const int j = warp * 16 + e / 4 * 8 + column + e % 2;
@@ -292,9 +297,12 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
     const float scale2 = static_cast<float>(heads.scale() * 1.4426950408889634);
     const Operands in{heads, DeviceSequences(ctx, seq), split, latent, parts, blocks, run, one_each, scale2, q_lat, q,
                       cache, o_lat, memory, memory + places * latent};
-    const auto kernel = narrow ? narrow_kernel : wide_kernel;
+    const bool usual = latent == 128 && heads.shared == 64;
+    const auto kernel = usual ? narrow_kernel<true> : narrow ? narrow_kernel<false> : wide_kernel;
     const int bytes = narrow ? Narrow::bytes(heads, latent) : Wide::bytes(latent + heads.shared);
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared));
     kernel<<<exact_grid(tokens * groups * blocks), threads, to_size(bytes), ctx.stream()>>>(in);
     check_launch();
     if (parts == 1) return;
