@@ -88,14 +88,15 @@ void training(const Context<Cuda>& ctx, Table& table, Index batch, Index length)
     const Index n = seq.tokens(), h = heads.count;
     const Numbers q(ctx, n, h * heads.key(), 1), kv(ctx, n, h * (heads.nope + heads.value), 2),
         low(ctx, n, latent + heads.shared, 3), d_o(ctx, n, h * heads.value, 4), o(ctx, n, h * heads.value, 5),
-        dq(ctx, n, h * heads.key(), 6), dkv(ctx, n, h * (heads.nope + heads.value), 7), dlow(ctx, n, latent + heads.shared, 8);
+        dq(ctx, n, h * heads.key(), 6), dkv(ctx, n, h * (heads.nope + heads.value), 7),
+        dlow(ctx, n, latent + heads.shared, 8);
     const MatrixView<bf16> shared = low.view.middle_cols(latent, heads.shared),
                            dshared = dlow.view.middle_cols(latent, heads.shared);
     const Buffer<float, Cuda> lse_memory(n * h);
     const MatrixView<float> lse(lse_memory.data(), n, h);
     const double pairs = static_cast<double>(h * batch) * static_cast<double>(length * (length + 1) / 2);
     const double wide = static_cast<double>(heads.key()), deep = static_cast<double>(heads.value);
-    const std::string at = " B" + std::to_string(batch) + " T" + std::to_string(length);
+    const std::string at = fmt::format(" B{} T{}", batch, length);
     const double forward = time_ms(
         ctx, 1, [&] { causal_attention_forward(ctx, seq, heads, q.view, kv.view, shared, o.view, lse); });
     table.add("forward" + at, forward, 2 * pairs * (wide + deep), 0);
@@ -118,9 +119,8 @@ void decoding(const Context<Cuda>& ctx, Table& table, const MlaHeads& sizes, Ind
         for (Index s = 0; s < sets; ++s)
             latent_attention(ctx, seq, sizes, q_lat.view, q.view, cache.view.middle_rows(s * batch, batch), o.view);
     });
-    table.add("decode " + std::to_string(width) + "+" + std::to_string(sizes.shared) + " H" + std::to_string(sizes.count) +
-                  " B" + std::to_string(batch) + " past " + std::to_string(past),
-              ms, 0, 2.0 * static_cast<double>(size));
+    table.add(fmt::format("decode {}+{} H{} B{} past {}", width, sizes.shared, sizes.count, batch, past), ms, 0,
+              2.0 * static_cast<double>(size));
 }
 
 }  // namespace

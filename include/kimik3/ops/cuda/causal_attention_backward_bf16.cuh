@@ -4,294 +4,213 @@
 // tiles of 64 queries (dk, dv), where scores stand transposed. P and dS pass from one product to the next in
 // registers. dS is kept without the scale, which dq and dk get at the end.
 
-#include "kimik3/ops/cuda/causal_attention_tiles.cuh"
+#include "kimik3/ops/cuda/causal_attention_backward_tiles.cuh"
 
 namespace kimik3::gpu::attention {
-
-/// Shared memory of both: the block's own rows (q and do, or k and v) and stages of the tiles that it walks over, with
-/// the lse and delta of 64 queries.
-struct BackwardMemory {
-    static constexpr int stages = 3, tile_rows = 64;
-    static constexpr int own_panel = block_rows * panel_row_bytes, panel = tile_rows * panel_row_bytes;
-    static constexpr int own = (key_panels + value_panels) * own_panel, stage_bytes = (key_panels + value_panels) * panel;
-    static constexpr int bytes = own + stages * (stage_bytes + 2 * tile_rows * 4) + 1024 + 128;
-
-    std::uint32_t base;
-
-    __device__ std::uint32_t keys() const { return base; }
-    __device__ std::uint32_t values() const { return base + key_panels * own_panel; }
-    __device__ std::uint32_t keys(int stage) const { return base + own + stage * stage_bytes; }
-    __device__ std::uint32_t values(int stage) const { return keys(stage) + key_panels * panel; }
-    __device__ std::uint32_t rows(int stage) const { return base + own + stages * stage_bytes + stage * 2 * tile_rows * 4; }
-    __device__ std::uint32_t barriers() const { return base + own + stages * (stage_bytes + 2 * tile_rows * 4); }
-    __device__ std::uint32_t own_full() const { return barriers() + 64; }
-    __device__ Ring ring() const { return {barriers(), stages}; }
-    __device__ void start() const {
-        ring().start();
-        start_barrier(own_full(), 128);
-    }
-};
-
-struct BackwardOperands : Operands {
-    MatrixView<const bf16> d_o;
-    MatrixView<const float> lse, delta;
-    float scale;
-
-    __device__ Strip value_gradient_strip(Index first, int panel) const {
-        return strip(d_o, first, head() * heads.value, heads.value, panel);
-    }
-};
-
-inline constexpr float log2_e = 1.4426950408889634f;
-
-/// The first tile of 64 keys that a block of queries walks over, down to tile 0.
-__device__ __forceinline__ Index last_key_tile(const Tile& tile, Index block) {
-    const Index end = (block + 1) * block_rows < tile.tokens ? (block + 1) * block_rows : tile.tokens;
-    return (end - 1) / BackwardMemory::tile_rows;
-}
-
-__device__ inline void copy_dq_tiles(const BackwardOperands& in, const Tile& tile, const BackwardMemory& memory) {
-    const Index block = tile.count - 1 - tile.rank;
-    for (int p = 0; p < key_panels; ++p)
-        query_strip(in, tile.first, p)
-            .copy<block_rows>(memory.keys() + p * memory.own_panel, block * block_rows, tile.tokens);
-    for (int p = 0; p < value_panels; ++p)
-        in.value_gradient_strip(tile.first, p)
-            .copy<block_rows>(memory.values() + p * memory.own_panel, block * block_rows, tile.tokens);
-    arrive_after_copies(memory.own_full());
-    Strip keys[key_panels], values[value_panels];
-    for (int p = 0; p < key_panels; ++p) keys[p] = key_strip(in, tile.first, p);
-    for (int p = 0; p < value_panels; ++p) values[p] = value_strip(in, tile.first, p);
-    Ring ring = memory.ring();
-    for (Index j = last_key_tile(tile, block); j >= 0; --j) {
-        ring.wait_empty();
-        for (int p = 0; p < key_panels; ++p)
-            keys[p].copy<memory.tile_rows>(memory.keys(ring.stage) + p * memory.panel, j * 64, tile.tokens);
-        for (int p = 0; p < value_panels; ++p)
-            values[p].copy<memory.tile_rows>(memory.values(ring.stage) + p * memory.panel, j * 64, tile.tokens);
-        arrive_after_copies(ring.full());
-        ring.next();
-    }
-    finish_copies();
-}
-
-__device__ inline void copy_dkv_tiles(const BackwardOperands& in, const Tile& tile, const BackwardMemory& memory) {
-    for (int p = 0; p < key_panels; ++p)
-        key_strip(in, tile.first, p)
-            .copy<block_rows>(memory.keys() + p * memory.own_panel, tile.rank * block_rows, tile.tokens);
-    for (int p = 0; p < value_panels; ++p)
-        value_strip(in, tile.first, p)
-            .copy<block_rows>(memory.values() + p * memory.own_panel, tile.rank * block_rows, tile.tokens);
-    arrive_after_copies(memory.own_full());
-    const int thread = static_cast<int>(threadIdx.x) % 64;
-    const MatrixView<const float>& rows = threadIdx.x < 64 ? in.lse : in.delta;
-    Ring ring = memory.ring();
-    for (Index i = tile.rank * 2; i * 64 < tile.tokens; ++i) {
-        ring.wait_empty();
-        for (int p = 0; p < key_panels; ++p)
-            query_strip(in, tile.first, p)
-                .copy<memory.tile_rows>(memory.keys(ring.stage) + p * memory.panel, i * 64, tile.tokens);
-        for (int p = 0; p < value_panels; ++p)
-            in.value_gradient_strip(tile.first, p)
-                .copy<memory.tile_rows>(memory.values(ring.stage) + p * memory.panel, i * 64, tile.tokens);
-        const bool exists = i * 64 + thread < tile.tokens;
-        copy_4(memory.rows(ring.stage) + threadIdx.x * 4,
-               rows.row(tile.first + (exists ? i * 64 + thread : 0)) + in.head(), exists);
-        arrive_after_copies(ring.full());
-        ring.next();
-    }
-    finish_copies();
-}
 
 #ifdef KIMIK3_HAS_WARPGROUPS
 
 /// Leaves a copy of the queries in kept, where dq may take their place.
-__device__ inline void compute_dq(const BackwardOperands& in, const Tile& tile, const BackwardMemory& memory,
-                                  MatrixView<bf16> dq, MatrixView<bf16> kept) {
-    const Index block = tile.count - 1 - tile.rank, top = block * block_rows, h = in.head();
+__device__ inline void compute_dq(const BackwardOperands& in, const BackwardMemory& memory, MatrixView<bf16> dq,
+                                  MatrixView<bf16> kept) {
+    constexpr int own_panel = BackwardMemory::own_panel, panel = BackwardMemory::panel;
     const Place at;
     const std::uint32_t q = memory.keys() + at.part * 64 * panel_row_bytes,
                         d_o = memory.values() + at.part * 64 * panel_row_bytes;
-    const int end = static_cast<int>(tile.tokens - top < block_rows ? tile.tokens - top : block_rows);
     const float scale2 = in.scale * log2_e;
-    float lse2[2], delta[2];
+    const int own_row = at.row - at.part * 64, column = at.lane % 4 * 2;
+    Ring ring = memory.ring(), done = memory.ring(), own = memory.own_ring();
+    Tile tile = in.tile(0), next;
+    for (int turn = 0; tile.tokens > 0; ++turn, tile = next) {
+        next = in.tile(turn + 1);
+        const int top = static_cast<int>(tile.heaviest_last()) * block_rows, end = tile.tokens - top - at.warp_row;
+        const Index first = tile.first + top + at.warp_row;
+        float lse2[2], delta[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int row = at.row + 8 * r;
-        lse2[r] = row < end ? in.lse(tile.first + top + row, h) * log2_e : 0.0f;
-        delta[r] = row < end ? in.delta(tile.first + top + row, h) : 0.0f;
-    }
-    float sums[96], s[32], slope[32];
-    std::uint32_t ds[4][4];
-#pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-    Ring ring = memory.ring(), done = memory.ring();
-    wait(memory.own_full(), 0);
-    show_to_products();
-    write_rows<key_panels>(memory.keys(), memory.own_panel, at.warp_row,
-                           kept.row(tile.first + top + at.warp_row) + h * in.heads.key(), kept.stride, in.heads.key(),
-                           end - at.warp_row);
-
-    bool pending = false;
-    for (Index j = last_key_tile(tile, block); j >= 0; --j, ring.next()) {
-        const int before = static_cast<int>(j * 64 - top) - at.part * 64;  // keys of the tile behind the first query
-        ring.wait_full();
-        if (before > 0) {  // seen by none of these queries
-            ring.release();
-            done.next();
-            continue;
+        for (int r = 0; r < 2; ++r) {
+            const int row = at.lane / 4 + 8 * r;
+            lse2[r] = row < end ? in.lse(first + row, tile.head) * log2_e : 0.0f;
+            delta[r] = row < end ? in.delta(first + row, tile.head) : 0.0f;
         }
-        begin_products();
-        multiply_panels<key_panels>(s, q, memory.own_panel, memory.keys(ring.stage), memory.panel);
-        commit_products();
-        multiply_panels<value_panels>(slope, d_o, memory.own_panel, memory.values(ring.stage), memory.panel);
-        commit_products();
-        wait_for_products<1>();
-        pin(s);
+        float sums[96], s[32], slope[32];
+        std::uint32_t ds[4][4];
 #pragma unroll
-        for (int step = 0; step < 4; ++step) pin(ds[step]);
-        if (pending) done.release(), done.next();
-        pending = true;
+        for (float& sum : sums) sum = 0.0f;
+        own.wait_full();
+        write_rows<key_panels>(memory.keys(), own_panel, at.warp_row, kept.row(first) + tile.head * in.heads.key(),
+                               kept.stride, in.heads.key(), end);
+        bool pending = false;
+        for (int j = last_key_tile(tile); j >= 0; --j, ring.next()) {
+            const int before = j * 64 - top - at.part * 64;  // keys of the tile behind the first query
+            ring.wait_full();
+            if (before > 0) {  // seen by none of these queries
+                ring.release();
+                done.next();
+                continue;
+            }
+            begin_products();
+            multiply_panels<key_panels>(s, q, own_panel, memory.keys(ring.stage), panel);
+            commit_products();
+            multiply_panels<value_panels>(slope, d_o, own_panel, memory.values(ring.stage), panel);
+            commit_products();
+            wait_for_products<1>();
+            pin(s);
 #pragma unroll
-        for (int e = 0; e < 32; ++e)
-            s[e] = exp2_fast(fmaf(s[e], scale2, -lse2[e / 2 % 2]));
-        if (before == 0)
+            for (int step = 0; step < 4; ++step) pin(ds[step]);
+            if (pending) done.release(), done.next();
+            pending = true;
 #pragma unroll
-            for (int e = 0; e < 32; ++e)
-                if (e / 4 * 8 + at.lane % 4 * 2 + e % 2 > at.row - at.part * 64 + e / 2 % 2 * 8) s[e] = 0.0f;
+            for (int e = 0; e < 32; ++e) s[e] = exp2_fast(fmaf(s[e], scale2, -lse2[e / 2 % 2]));
+            if (before == 0)
+#pragma unroll
+                for (int e = 0; e < 32; ++e)
+                    if (e / 4 * 8 + column + e % 2 > own_row + e / 2 % 2 * 8) s[e] = 0.0f;
+            wait_for_products<0>();
+            pin(slope);
+            if (j == 0) {
+                __syncwarp();
+                own.release();
+            }
+#pragma unroll
+            for (int e = 0; e < 32; ++e) s[e] *= slope[e] - delta[e / 2 % 2];
+#pragma unroll
+            for (int step = 0; step < 4; ++step) pack_step(ds[step], s, step);
+            begin_products();
+            add_product(sums, ds, memory.keys(ring.stage), panel);
+            commit_products();
+        }
+        own.next();
         wait_for_products<0>();
-        pin(slope);
-#pragma unroll
-        for (int e = 0; e < 32; ++e) s[e] *= slope[e] - delta[e / 2 % 2];
-#pragma unroll
-        for (int step = 0; step < 4; ++step) pack_step(ds[step], s, step);
-        begin_products();
-        add_product(sums, ds, memory.keys(ring.stage), memory.panel);
-        commit_products();
+        pin(sums);
+        done.release(), done.next();
+        write_tile(sums, in.scale, in.scale, dq.row(first) + tile.head * in.heads.key(), dq.stride, in.heads.key(),
+                   end);
     }
-    wait_for_products<0>();
-    pin(sums);
-    meet_warpgroup();
-    store_tile(sums, memory.keys(), memory.own_panel, at.row, in.scale, in.scale);
-    __syncwarp();
-    write_rows<key_panels>(memory.keys(), memory.own_panel, at.warp_row,
-                           dq.row(tile.first + top + at.warp_row) + h * in.heads.key(), dq.stride, in.heads.key(),
-                           end - at.warp_row);
 }
 
 /// shares [H, rows, r]: each head's part of dk_shared.
 __device__ inline void compute_dkv(const BackwardOperands& in, const BackwardMemory& memory, MatrixView<bf16> dkv,
                                    float* shares, Index rows) {
+    constexpr int own_panel = BackwardMemory::own_panel, panel = BackwardMemory::panel;
     const Place at;
     const std::uint32_t k = memory.keys() + at.part * 64 * panel_row_bytes,
                         v = memory.values() + at.part * 64 * panel_row_bytes;
     const float scale2 = in.scale * log2_e;
-    const int column = at.lane % 4 * 2, own = at.row - at.part * 64;
-    float dk[96], dv[64], s[32], slope[32];
-    std::uint32_t p[4][4];  // then dS
-#pragma unroll
-    for (float& sum : dk) sum = 0.0f;
-#pragma unroll
-    for (float& sum : dv) sum = 0.0f;
-    Ring ring = memory.ring();
-    wait(memory.own_full(), 0);
-    show_to_products();
-
-    int left = static_cast<int>(ceil_div(in.tile().tokens, Index{memory.tile_rows}) - in.tile().rank * 2);
-    if (at.part == 1) {  // the first tile sees none of these keys
+    const int column = at.lane % 4 * 2, own_row = at.row - at.part * 64;
+    Ring ring = memory.ring(), own = memory.own_ring();
+    for (int turn = 0;; ++turn) {
+        int left = 0;  // tiles of 64 queries that see these keys
+        {
+            const Tile tile = in.tile(turn);
+            if (tile.tokens == 0) break;
+            left = (tile.tokens + 63) / 64 - tile.rank * 2 - at.part;
+        }
+        own.wait_full();
         ring.wait_full();
-        ring.release();
-        ring.next(), --left;
-    }
-    if (left == 0) return;  // none of these keys exists
-    bool first = true;
-    int stage = ring.stage;
-    ring.wait_full();
-    begin_products();
-    multiply_panels<key_panels>(s, k, memory.own_panel, memory.keys(stage), memory.panel);
-    commit_products();
-    wait_for_products<0>();
-    pin(s);
-    while (true) {
-#pragma unroll
-        for (int e = 0; e < 32; e += 4) {
-            const float2 lse = load_floats(memory.rows(stage) + (e * 2 + column) * 4);
-#pragma unroll
-            for (int n = 0; n < 4; ++n)
-                s[e + n] = exp2_fast(fmaf(s[e + n], scale2, -log2_e * (n % 2 == 0 ? lse.x : lse.y)));
-        }
-        if (first) {
-#pragma unroll
-            for (int e = 0; e < 32; ++e)
-                if (e / 4 * 8 + column + e % 2 < own + e / 2 % 2 * 8) s[e] = 0.0f;
-            first = false;
-        }
-#pragma unroll
-        for (int step = 0; step < 4; ++step) pack_step(p[step], s, step);
-        begin_products();
-        multiply_panels<value_panels>(slope, v, memory.own_panel, memory.values(stage), memory.panel);
-        commit_products();
-        add_product(dv, p, memory.values(stage), memory.panel);
-        commit_products();
-        wait_for_products<0>();
-        pin(slope);
-        pin(dv);
-#pragma unroll
-        for (int step = 0; step < 4; ++step) pin(p[step]);
-#pragma unroll
-        for (int step = 0; step < 4; ++step)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const float2 delta = load_floats(memory.rows(stage) + (64 + 16 * step + 8 * half + column) * 4);
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int e = 8 * step + 4 * half + 2 * r;
-                    const float2 weight = unpack_bf16(p[step][2 * half + r]);
-                    p[step][2 * half + r] =
-                        pack_bf16(weight.x * (slope[e] - delta.x), weight.y * (slope[e + 1] - delta.y));
-                }
+        if (at.part == 1) {  // the first tile sees none of these keys
+            ring.release();
+            ring.next();
+            if (left == 0) {  // none of these keys exists
+                own.release();
+                own.next();
+                continue;
             }
+            ring.wait_full();
+        }
+        float dk[96], dv[64], s[32], slope[32];
+        std::uint32_t p[4][4];  // then dS
+#pragma unroll
+        for (float& sum : dk) sum = 0.0f;
+#pragma unroll
+        for (float& sum : dv) sum = 0.0f;
+        bool first = true;
+        int stage = ring.stage;
         begin_products();
-        add_product(dk, p, memory.keys(stage), memory.panel);
-        commit_products();
-        if (--left == 0) break;
-        const std::uint32_t done = ring.empty();
-        ring.next();
-        stage = ring.stage;
-        ring.wait_full();
-        begin_products();
-        multiply_panels<key_panels>(s, k, memory.own_panel, memory.keys(stage), memory.panel);
+        multiply_panels<key_panels>(s, k, own_panel, memory.keys(stage), panel);
         commit_products();
         wait_for_products<0>();
         pin(s);
+        while (true) {
+#pragma unroll
+            for (int e = 0; e < 32; e += 4) {
+                const float2 lse = load_floats(memory.rows(stage) + (e * 2 + column) * 4);
+#pragma unroll
+                for (int n = 0; n < 4; ++n)
+                    s[e + n] = exp2_fast(fmaf(s[e + n], scale2, -log2_e * (n % 2 == 0 ? lse.x : lse.y)));
+            }
+            if (first) {
+#pragma unroll
+                for (int e = 0; e < 32; ++e)
+                    if (e / 4 * 8 + column + e % 2 < own_row + e / 2 % 2 * 8) s[e] = 0.0f;
+                first = false;
+            }
+#pragma unroll
+            for (int step = 0; step < 4; ++step) pack_step(p[step], s, step);
+            begin_products();
+            multiply_panels<value_panels>(slope, v, own_panel, memory.values(stage), panel);
+            commit_products();
+            add_product(dv, p, memory.values(stage), panel);
+            commit_products();
+            wait_for_products<0>();
+            pin(slope);
+            pin(dv);
+#pragma unroll
+            for (int step = 0; step < 4; ++step) pin(p[step]);
+            if (left == 1) own.release();
+#pragma unroll
+            for (int step = 0; step < 4; ++step)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float2 delta = load_floats(memory.rows(stage) + (64 + 16 * step + 8 * half + column) * 4);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const int e = 8 * step + 4 * half + 2 * r;
+                        const float2 weight = unpack_bf16(p[step][2 * half + r]);
+                        p[step][2 * half + r] =
+                            pack_bf16(weight.x * (slope[e] - delta.x), weight.y * (slope[e + 1] - delta.y));
+                    }
+                }
+            begin_products();
+            add_product(dk, p, memory.keys(stage), panel);
+            commit_products();
+            if (--left == 0) break;
+            const std::uint32_t done = ring.empty();
+            ring.next();
+            stage = ring.stage;
+            ring.wait_full();
+            begin_products();
+            multiply_panels<key_panels>(s, k, own_panel, memory.keys(stage), panel);
+            commit_products();
+            wait_for_products<0>();
+            pin(s);
+            pin(dk);
+#pragma unroll
+            for (int step = 0; step < 4; ++step) pin(p[step]);
+            if (at.lane == 0) arrive(done);
+        }
+        own.next();
+        wait_for_products<0>();
         pin(dk);
+        ring.release();
+        ring.next();
+
+        const Tile tile = in.tile(turn);
+        const Index row = tile.first + tile.rank * block_rows + at.warp_row, nope = in.heads.nope;
+        const int end = tile.tokens - tile.rank * block_rows - at.warp_row;
+        bf16* to = dkv.row(row) + tile.head * (nope + in.heads.value);
+        write_tile(dk, in.scale, in.scale, to, dkv.stride, nope, end);
+        write_tile(dv, 1.0f, 1.0f, to + nope, dkv.stride, in.heads.value, end);
+        float* share = shares + (tile.head * rows + row + at.lane / 4) * in.heads.shared;
 #pragma unroll
-        for (int step = 0; step < 4; ++step) pin(p[step]);
-        if (at.lane == 0) arrive(done);
-    }
-    wait_for_products<0>();
-    pin(dk);
-    pin(dv);
-    meet_warpgroup();
-    store_tile(dv, memory.values(), memory.own_panel, at.row, 1.0f, 1.0f);
-    store_tile(dk, memory.keys(), memory.own_panel, at.row, in.scale, in.scale);
-    __syncwarp();
-    const Tile tile = in.tile();
-    const Index top = tile.rank * block_rows, h = in.head(), nope = in.heads.nope;
-    const int end = static_cast<int>(tile.tokens - top < block_rows ? tile.tokens - top : block_rows);
-    bf16* to = dkv.row(tile.first + top + at.warp_row) + h * (nope + in.heads.value);
-    write_rows<key_panels>(memory.keys(), memory.own_panel, at.warp_row, to, dkv.stride, nope, end - at.warp_row);
-    write_rows<value_panels>(memory.values(), memory.own_panel, at.warp_row, to + nope, dkv.stride, in.heads.value,
-                             end - at.warp_row);
+        for (int j = 0; j < 24; ++j) {
+            const Index c = 8 * j + column - nope;
+            if (c < 0 || c >= in.heads.shared) continue;
 #pragma unroll
-    for (int j = 0; j < 24; ++j) {
-        const Index c = 8 * j + column - nope;
-        if (c < 0 || c >= in.heads.shared) continue;
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-            if (at.row + 8 * r < end)
-                *reinterpret_cast<float2*>(shares + (h * rows + tile.first + top + at.row + 8 * r) * in.heads.shared + c) =
-                    make_float2(dk[4 * j + 2 * r] * in.scale, dk[4 * j + 2 * r + 1] * in.scale);
+            for (int r = 0; r < 2; ++r)
+                if (at.lane / 4 + 8 * r < end)
+                    *reinterpret_cast<float2*>(share + 8 * r * in.heads.shared + c) =
+                        make_float2(dk[4 * j + 2 * r] * in.scale, dk[4 * j + 2 * r + 1] * in.scale);
+        }
     }
 }
 
@@ -301,15 +220,14 @@ __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<bf16> dq, MatrixView<bf16> kept) {
 #ifdef KIMIK3_HAS_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
-    const Tile tile = in.tile();
-    if (threadIdx.x == 0) memory.start();
+    if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<40>();
-        copy_dq_tiles(in, tile, memory);
+        copy_dq_tiles(in, memory);
     } else {
         take_registers<232>();
-        compute_dq(in, tile, memory, dq, kept);
+        compute_dq(in, memory, dq, kept);
     }
 #endif
 }
@@ -318,11 +236,11 @@ __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<bf16> dkv, float* shares, Index rows) {
 #ifdef KIMIK3_HAS_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
-    if (threadIdx.x == 0) memory.start();
+    if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<24>();
-        copy_dkv_tiles(in, in.tile(), memory);
+        copy_dkv_tiles(in, memory);
     } else {
         take_registers<240>();
         compute_dkv(in, memory, dkv, shares, rows);
@@ -374,14 +292,14 @@ inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, cons
                             MatrixView<bf16> dq, MatrixView<bf16> dkv, MatrixView<bf16> dk_shared) {
     const Index rows = seq.tokens(), shares_size = heads.count * rows * heads.shared;
     if (rows == 0) return;
-    const std::vector<Tile> tiles = list_tiles(seq, heads);
-    const unsigned blocks = exact_grid(static_cast<Index>(tiles.size()) * heads.count);
+    const Schedule& schedule = schedule_of(seq, heads);
+    const unsigned blocks = exact_grid(schedule.blocks);
     float* memory = ctx.workspace<float>(Scratch::operation,
                                          shares_size + round_up(rows * heads.count, 4) + (rows * q.cols + 1) / 2);
     float* shares = memory;
     const MatrixView<float> delta(shares + shares_size, rows, heads.count);
     const MatrixView<bf16> kept(reinterpret_cast<bf16*>(delta.data + round_up(rows * heads.count, 4)), rows, q.cols);
-    BackwardOperands in{{heads, ctx.on_device(std::span<const Tile>(tiles)), q, kv, k_shared},
+    BackwardOperands in{{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared},
                         d_o, lse, delta, static_cast<float>(heads.scale())};
     delta_kernel<<<exact_grid(ceil_div(rows * heads.count, 16)), 256, 0, ctx.stream()>>>(rows, heads, d_o, o, delta);
     check_launch();
@@ -391,8 +309,8 @@ inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, cons
     dkv_kernel<<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dkv, shares, rows);
     check_launch();
     if (heads.shared > 0) {
-        shared_sum_kernel<<<exact_grid(ceil_div(rows * heads.shared, 1024)), 256, 0, ctx.stream()>>>(rows, heads, shares,
-                                                                                                    dk_shared);
+        shared_sum_kernel<<<exact_grid(ceil_div(rows * heads.shared, 1024)), 256, 0, ctx.stream()>>>(
+            rows, heads, shares, dk_shared);
         check_launch();
     }
 }

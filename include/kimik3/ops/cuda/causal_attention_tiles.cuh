@@ -1,7 +1,10 @@
 #pragma once
 // What the kernels of causal attention on warpgroups share. A block of three warpgroups owns 128 rows of one head of
-// one sequence: the first warpgroup copies tiles into shared memory, each of the others has 64 of the rows. Key
-// channels [own | shared] take up to three panels of 64 columns, values up to two; columns that do not exist are zero.
+// one sequence at a time: the first warpgroup copies tiles into shared memory, those of the next rows as soon as there
+// is room, and each of the others has 64 of the rows. Key channels [own | shared] take up to three panels of 64
+// columns, values up to two; columns that do not exist are zero.
+
+#include <queue>
 
 #include "kimik3/ops/causal_attention.hpp"
 #include "kimik3/ops/cuda/warpgroup.cuh"
@@ -12,32 +15,78 @@ using namespace warpgroup;
 
 inline constexpr int threads = 384, block_rows = 128, key_panels = 3, value_panels = 2;
 
-/// The work of a block, for every head: 128 rows of a sequence. rank counts from the tile with most work, which for
-/// queries is the last one and for keys the first.
+/// 128 rows of one head of one sequence. rank counts from the tile with most work, which for queries is the last one
+/// and for keys the first. No tokens: nothing is left to do.
 struct Tile {
-    Index first, tokens, rank, count;
+    Index first;
+    int tokens, rank, count, head;
+
+    __device__ Index heaviest_last() const { return count - 1 - rank; }
 };
 
-/// All tiles, the heaviest first within groups of sequences whose operands stay in the L2 cache.
-inline std::vector<Tile> list_tiles(const Sequences& seq, const MlaHeads& heads) {
-    constexpr Index most_bytes = Index{24} << 20;
-    const Index bytes_of_token = 2 * heads.count * (heads.key() + heads.value);
+/// Which tiles each block works on, one after another: turn t of block b is tiles[t blocks + b].
+struct Schedule {
     std::vector<Tile> tiles;
-    std::size_t group = 0;
-    Index bytes = 0;
-    const auto close = [&] {
-        std::stable_sort(tiles.begin() + static_cast<std::ptrdiff_t>(group), tiles.end(),
-                         [](const Tile& a, const Tile& b) { return a.count - a.rank > b.count - b.rank; });
-        group = tiles.size(), bytes = 0;
-    };
-    for (Index s = 0; s < seq.count(); ++s) {
-        const Index count = ceil_div(seq.length(s), Index{block_rows}), more = seq.length(s) * bytes_of_token;
-        if (bytes > 0 && bytes + more > most_bytes) close();
-        for (Index rank = 0; rank < count; ++rank) tiles.push_back({seq.begin(s), seq.length(s), rank, count});
-        bytes += more;
+    Index blocks = 0;
+
+    Schedule() = default;
+    /// Tiles are dealt out to the block that has least so far, the heaviest first within groups of sequences whose
+    /// operands stay in the L2 cache.
+    Schedule(const Sequences& seq, const MlaHeads& heads) {
+        constexpr Index most_bytes = Index{24} << 20;
+        const Index bytes_of_token = 2 * heads.count * (heads.key() + heads.value);
+        std::vector<Tile> all;
+        std::size_t group = 0;
+        Index bytes = 0;
+        const auto close = [&] {
+            std::stable_sort(all.begin() + static_cast<std::ptrdiff_t>(group), all.end(),
+                             [](const Tile& a, const Tile& b) { return a.count - a.rank > b.count - b.rank; });
+            group = all.size(), bytes = 0;
+        };
+        for (Index s = 0; s < seq.count(); ++s) {
+            const int tokens = static_cast<int>(seq.length(s)), count = (tokens + block_rows - 1) / block_rows;
+            if (bytes > 0 && bytes + tokens * bytes_of_token > most_bytes) close();
+            for (int rank = 0; rank < count; ++rank)
+                for (int h = 0; h < heads.count; ++h) all.push_back({seq.begin(s), tokens, rank, count, h});
+            bytes += tokens * bytes_of_token;
+        }
+        close();
+        deal(all);
     }
-    close();
-    return tiles;
+
+private:
+    void deal(const std::vector<Tile>& all) {
+        static const Index multiprocessors = [] {
+            int device = 0, count = 0;
+            KIMIK3_CUDA(cudaGetDevice(&device));
+            KIMIK3_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+            return Index{count};
+        }();
+        blocks = (std::min)(multiprocessors, static_cast<Index>(all.size()));
+        using Load = std::pair<Index, Index>;  // what a block has to do, and which one it is
+        std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+        for (Index b = 0; b < blocks; ++b) loads.push({0, b});
+        std::vector<Index> turns(to_size(blocks), 0);
+        for (const Tile& tile : all) {
+            const auto [load, b] = loads.top();
+            loads.pop();
+            const std::size_t at = to_size(turns[to_size(b)]++ * blocks + b);
+            if (at >= tiles.size()) tiles.resize(to_size(round_up(static_cast<Index>(at) + 1, blocks)));
+            tiles[at] = tile;
+            loads.push({load + 2 * (tile.count - tile.rank) + 1, b});
+        }
+        tiles.resize(tiles.size() + to_size(blocks));  // a last turn for none
+    }
+};
+
+/// The schedule of these sequences, which is made anew only when they are others than at the last call.
+inline const Schedule& schedule_of(const Sequences& seq, const MlaHeads& heads) {
+    static thread_local std::vector<Index> known;
+    static thread_local Schedule schedule;
+    std::vector<Index> asked(seq.packed().begin(), seq.packed().end());
+    asked.insert(asked.end(), {heads.count, heads.key(), heads.value});
+    if (asked != known) schedule = Schedule(seq, heads), known = std::move(asked);
+    return schedule;
 }
 
 /// Whether a matrix can be copied in pieces of 16 bytes.
@@ -63,8 +112,7 @@ struct Operands {
     const Tile* tiles;
     MatrixView<const bf16> q, kv, k_shared;
 
-    __device__ const Tile& tile() const { return tiles[blockIdx.x / heads.count]; }
-    __device__ Index head() const { return blockIdx.x % heads.count; }
+    __device__ Tile tile(int turn) const { return tiles[Index{turn} * gridDim.x + blockIdx.x]; }
 };
 
 /// The columns that a copying thread takes of the rows of a matrix, in one panel: piece thread % 8.
@@ -81,7 +129,8 @@ struct Strip {
         const bf16* source = at + (from + row) * stride;
         const int left = exists ? static_cast<int>(end - from < rows ? end - from : rows) - row : 0;
 #pragma unroll
-        for (int i = 0; i < rows / 16; ++i) copy_16(to + i * 16 * panel_row_bytes, source + i * 16 * stride, 16 * i < left);
+        for (int i = 0; i < rows / 16; ++i)
+            copy_16(to + i * 16 * panel_row_bytes, source + i * 16 * stride, 16 * i < left);
     }
 };
 
@@ -90,19 +139,18 @@ __device__ __forceinline__ Strip strip(MatrixView<const bf16> m, Index first_row
     const Index c = panel * panel_columns + static_cast<Index>(threadIdx.x % 8) * 8;
     return {m.row(first_row) + column + (c < cols ? c : 0), m.stride, c < cols};
 }
-__device__ __forceinline__ Strip query_strip(const Operands& in, Index first, int panel) {
-    return strip(in.q, first, in.head() * in.heads.key(), in.heads.key(), panel);
+__device__ __forceinline__ Strip query_strip(const Operands& in, const Tile& tile, int panel) {
+    return strip(in.q, tile.first, tile.head * in.heads.key(), in.heads.key(), panel);
 }
-__device__ __forceinline__ Strip key_strip(const Operands& in, Index first, int panel) {
-    const Index c = panel * panel_columns + static_cast<Index>(threadIdx.x % 8) * 8;
-    if (c < in.heads.nope) return strip(in.kv, first, in.head() * (in.heads.nope + in.heads.value), in.heads.nope, panel);
-    Strip s = strip(in.k_shared, first, 0, in.heads.shared, 0);
-    s.exists = c < in.heads.key();
-    s.at = in.k_shared.row(first) + (s.exists ? c - in.heads.nope : 0);
-    return s;
+__device__ __forceinline__ Strip key_strip(const Operands& in, const Tile& tile, int panel) {
+    const Index c = panel * panel_columns + static_cast<Index>(threadIdx.x % 8) * 8, nope = in.heads.nope;
+    if (c < nope) return strip(in.kv, tile.first, tile.head * (nope + in.heads.value), nope, panel);
+    const bool exists = c < in.heads.key();
+    return {in.k_shared.row(tile.first) + (exists ? c - nope : 0), in.k_shared.stride, exists};
 }
-__device__ __forceinline__ Strip value_strip(const Operands& in, Index first, int panel) {
-    return strip(in.kv, first, in.head() * (in.heads.nope + in.heads.value) + in.heads.nope, in.heads.value, panel);
+__device__ __forceinline__ Strip value_strip(const Operands& in, const Tile& tile, int panel) {
+    return strip(in.kv, tile.first, tile.head * (in.heads.nope + in.heads.value) + in.heads.nope, in.heads.value,
+                 panel);
 }
 
 /// Barriers of a ring of stages: full when 128 copying threads have arrived, empty when 8 warps have.
@@ -142,6 +190,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/// Waits for the other threads of a warpgroup.
+__device__ __forceinline__ void meet_warpgroup() {
+    asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
 #ifdef KIMIK3_HAS_WARPGROUPS
@@ -189,22 +242,38 @@ struct Place {
           row(warp_row + lane / 4) {}
 };
 
-/// Waits for the other warps of a warpgroup of computing threads.
-__device__ __forceinline__ void meet_warpgroup() {
-    asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128)) : "memory");
-}
-
-/// Rounds c [64, 8 groups] times factor (one for the thread's first row, one for its second) into panels, of which a
-/// warp touches its own rows.
+/// Writes c [64, 8 groups] times factor, rounded, to columns [0, cols) of a warp's 16 rows below end, which begin at
+/// to. The four threads of a row exchange pairs, so that each writes 16 bytes of every fourth group.
 template <int count>
-__device__ __forceinline__ void store_tile(const float (&c)[count], std::uint32_t panels, int panel_bytes, int row,
-                                           float first, float second) {
-    const int pair = static_cast<int>(threadIdx.x % 4) * 4;
+__device__ __forceinline__ void write_tile(const float (&c)[count], float first, float second, bf16* to, Index stride,
+                                           Index cols, Index end) {
+    const int lane = threadIdx.x % 32, column = lane % 4;
 #pragma unroll
-    for (int j = 0; j < count / 4; ++j) {
-        const std::uint32_t panel = panels + j / 8 * panel_bytes;
-        store_pair(piece(panel, row, j % 8) + pair, pack_bf16(c[4 * j] * first, c[4 * j + 1] * first));
-        store_pair(piece(panel, row + 8, j % 8) + pair, pack_bf16(c[4 * j + 2] * second, c[4 * j + 3] * second));
+    for (int r = 0; r < 2; ++r) {
+        const float factor = r == 0 ? first : second;
+        const int row = lane / 4 + 8 * r;
+#pragma unroll
+        for (int j = 0; j < count / 4; j += 4) {
+            std::uint32_t x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int e = 4 * (j + i) + 2 * r;
+                x[i] = pack_bf16(c[e] * factor, c[e + 1] * factor);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const std::uint32_t got = __shfl_xor_sync(0xffffffffu, column & 1 ? x[i] : x[i + 1], 1);
+                (column & 1 ? x[i] : x[i + 1]) = got;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const std::uint32_t got = __shfl_xor_sync(0xffffffffu, column & 2 ? x[i] : x[i + 2], 2);
+                (column & 2 ? x[i] : x[i + 2]) = got;
+            }
+            const int at = (j + column) * 8;
+            if (row < end && at < cols)
+                *reinterpret_cast<uint4*>(to + row * stride + at) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
     }
 }
 

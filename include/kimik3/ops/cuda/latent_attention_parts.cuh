@@ -35,6 +35,7 @@ struct Operands {
     DeviceSequences seq;
     Split split;
     Index latent, parts;  // parts: the most of any token
+    Index blocks, run;    // blocks of a token and 16 heads, and how many parts each takes
     bool one_each;        // every sequence has one new token
     float scale2;         // for powers of 2
     MatrixView<const bf16> q_lat, q, cache;
@@ -42,8 +43,6 @@ struct Operands {
     float *sums, *ends;  // [tokens H, parts, c], and the highest score and the total [tokens H, parts, 2]
 
     __device__ Index width() const { return latent + heads.shared; }
-    __device__ int stride() const { return static_cast<int>(width()) + 8; }  // of rows in shared memory
-    __device__ int pieces() const { return static_cast<int>(width()) / 8; }  // of 16 bytes
     __device__ Index groups() const { return (heads.count + block_heads - 1) / block_heads; }
     __device__ Index sequence(Index n) const { return one_each ? n : seq.of(n); }
     __device__ Index length(Index s) const { return one_each ? 1 : seq.length(s); }
@@ -68,19 +67,19 @@ __device__ __forceinline__ float power_of_2(float x) {
     return y;
 }
 
-/// What a block works on: up to 16 heads of token n, keys [first, end) of its own, in the given part.
+/// What a block works on: up to 16 heads of token n, keys [first, end) of its own: `run` parts from the given one on.
 struct Work {
-    Index n, s, head, keys, length, part, first, end;
+    Index n, s, slot, head, keys, size, part, first, end;
     int heads;
     bool whole;
 
     __device__ explicit Work(const Operands& in) {
-        const unsigned parts = static_cast<unsigned>(in.parts), groups = static_cast<unsigned>(in.groups());
-        part = blockIdx.x % parts, head = blockIdx.x / parts % groups * block_heads, n = blockIdx.x / parts / groups;
-        s = in.sequence(n), keys = in.keys(n, s), length = in.length(s);
-        const Index size = in.split.part_keys(length, keys);
+        const unsigned blocks = static_cast<unsigned>(in.blocks), groups = static_cast<unsigned>(in.groups());
+        part = blockIdx.x % blocks * in.run, head = blockIdx.x / blocks % groups * block_heads;
+        n = blockIdx.x / blocks / groups, s = in.sequence(n), slot = in.seq.slots[s], keys = in.keys(n, s);
+        size = in.split.part_keys(in.length(s), keys);
         whole = size >= keys;
-        first = part * size, end = first + size < keys ? first + size : keys;
+        first = part * size, end = first + in.run * size < keys ? first + in.run * size : keys;
         heads = static_cast<int>(in.heads.count - head < block_heads ? in.heads.count - head : block_heads);
     }
     __device__ Index place(const Operands& in, int h) const {
@@ -98,50 +97,72 @@ struct Work {
     }
 };
 
+/// The sizes of a token's row in the cache; those of a latent of 128 and a shared key of 64 are known when compiled.
+template <bool usual>
+struct Sizes {
+    const Operands& in;
+
+    __device__ __forceinline__ int latent() const { return usual ? 128 : static_cast<int>(in.latent); }
+    __device__ __forceinline__ int width() const { return usual ? 192 : static_cast<int>(in.width()); }
+    __device__ __forceinline__ int stride() const { return width() + 8; }  // of rows in shared memory
+    __device__ __forceinline__ int pieces() const { return width() / 8; }  // of 16 bytes
+};
+
 /// e / divisor for e below 8,192 by a multiplication with 2^20 / divisor, rounded up.
 struct Divisor {
     std::uint32_t by, factor;
 
-    __device__ explicit Divisor(int divisor) : by(divisor), factor(((1u << 20) + by - 1) / by) {}
-    __device__ int of(int e) const { return static_cast<int>(static_cast<std::uint32_t>(e) * factor >> 20); }
+    __device__ __forceinline__ explicit Divisor(int divisor) : by(divisor), factor(((1u << 20) + by - 1) / by) {}
+    __device__ __forceinline__ int of(int e) const {
+        return static_cast<int>(static_cast<std::uint32_t>(e) * factor >> 20);
+    }
 };
 
 /// The queries of the block's heads on their way to [16, width + 8] in shared memory.
-__device__ inline void copy_queries(const Operands& in, const Work& work, bf16* to) {
-    const int latent = static_cast<int>(in.latent), stride = in.stride(), pieces = in.pieces();
+template <bool usual>
+__device__ __forceinline__ void copy_queries(const Operands& in, const Work& work, bf16* to) {
+    const Sizes<usual> sizes{in};
+    const int latent = sizes.latent(), pieces = sizes.pieces();
     const Divisor row(pieces);
+#pragma unroll 3
     for (int e = threadIdx.x; e < block_heads * pieces; e += threads) {
         const int h = row.of(e), c = (e - h * pieces) * 8;
         const Index head = work.head + (h < work.heads ? h : 0);
-        copy_16_bytes(to + h * stride + c,
+        copy_16_bytes(to + h * sizes.stride() + c,
                       c < latent ? in.q_lat.row(work.n) + head * latent + c
                                  : in.q.row(work.n) + head * in.heads.key() + in.heads.nope + c - latent,
                       h < work.heads);
     }
 }
 
-/// keys of the cache from the given row on, of which count exist, on their way to [keys, width + 8], by as many threads
-/// as there are; rank: which this one is. The rows stand one after another.
-__device__ __forceinline__ void copy_keys(const Operands& in, const bf16* from, int keys, int count, bf16* to, int rank,
-                                          int size) {
-    const int pieces = in.pieces();
+/// keys of the cache from the given row on, of which count exist, on their way to [keys, width + 8], by `size` threads;
+/// rank: which of them this one is. The rows stand one after another.
+template <bool usual, int keys, int size>
+__device__ __forceinline__ void copy_keys(const Operands& in, const bf16* from, int count, bf16* to, int rank) {
+    const int pieces = Sizes<usual>{in}.pieces(), end = count * pieces;
     const Divisor row(pieces);
+#pragma unroll 12
     for (int e = rank; e < keys * pieces; e += size)
-        copy_16_bytes(to + (e + row.of(e)) * 8, from + (e < count * pieces ? e * 8 : 0), e < count * pieces);
+        copy_16_bytes(to + (e + row.of(e)) * 8, from + (e < end ? e * 8 : 0), e < end);
 }
 
 /// Scores of 16 heads and 16 keys, laid out as the result of two products.
+template <bool usual>
 __device__ __forceinline__ void score(const Operands& in, const bf16* queries, const bf16* keys, float (&s)[2][4]) {
-    const int lane = threadIdx.x % 32, width = static_cast<int>(in.width()), stride = in.stride();
+    const int lane = threadIdx.x % 32, width = Sizes<usual>{in}.width(), stride = width + 8;
     queries += lane % 16 * stride + lane / 16 * 8, keys += (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
-#pragma unroll 4
+    float parts[2][2][4] = {};  // of even and of odd steps, so that products wait less for one another
+#pragma unroll 12
     for (int c = 0; c < width; c += 16) {
         std::uint32_t a[4], b[4];
         load_matrices(a, queries + c);
         load_matrices(b, keys + c);
-        multiply_add(s[0], a, b[0], b[1]);
-        multiply_add(s[1], a, b[2], b[3]);
+        float(&to)[2][4] = parts[usual ? c / 16 % 2 : 0];
+        multiply_add(to[0], a, b[0], b[1]);
+        multiply_add(to[1], a, b[2], b[3]);
     }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) s[e / 4][e % 4] = parts[0][e / 4][e % 4] + parts[1][e / 4][e % 4];
 }
 
 /// A warp sums 16 columns of the latents of 16 keys, from row rows + lane % 16 on: sum += a rows.
