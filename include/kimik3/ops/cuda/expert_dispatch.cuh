@@ -1,6 +1,6 @@
 #pragma once
-// The counting sort by expert on the GPU. A warp owns a stretch of the pairs: it counts them by expert, one block turns
-// the counts into first rows, and the warps walk over their stretches again and place their pairs in rising order.
+// The counting sort by expert on the GPU. A block owns a stretch of the pairs and counts them by expert, one block turns
+// the counts into first rows, and the blocks walk over their stretches again and place their pairs in rising order.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"
@@ -8,28 +8,43 @@
 namespace kimik3 {
 namespace gpu {
 
-/// Stretches [stretches] of length pairs. counts [E, stretches]: how many pairs of a stretch an expert has, then the
-/// first of their rows within the expert's.
+/// A block counts for up to 1,024 of the experts; with more of them there is a row of blocks for each 1,024.
 struct PairStretches {
+    static constexpr int warps = block_threads / 32, groups = 8, length = warps * groups * 32, window = 1024;
+
     MatrixView<const std::int32_t> experts;
-    Index length, stretches;
-    int* counts;
+    int* counts;  // [E, stretches]: how many pairs of a stretch an expert has; then the first of their rows
 
-    /// The stretch of the warp, and whether there is one.
-    __device__ Index own() const { return blockIdx.x * Index{block_threads / 32} + threadIdx.x / 32; }
+    __host__ __device__ Index stretches() const { return ceil_div(experts.size(), Index{length}); }
+};
 
-    /// body(pair, expert, rank, last) by a whole warp: rank among the pairs of the same expert in a group of 32, and
-    /// whether it is their last; expert -1: no pair.
+/// The pairs of a warp, in groups of 32, a pair a lane.
+struct OwnPairs {
+    Index first;                        // the lane's pair of the first group
+    int window0;                        // the first expert of the block
+    int expert[PairStretches::groups];  // within the block's; -1: none
+
+    __device__ explicit OwnPairs(const PairStretches& s) {
+        const Index stretch = blockIdx.x % s.stretches();
+        window0 = static_cast<int>(blockIdx.x / s.stretches()) * PairStretches::window;
+        first = stretch * PairStretches::length + threadIdx.x / 32 * (PairStretches::groups * 32) + threadIdx.x % 32;
+#pragma unroll
+        for (int g = 0; g < PairStretches::groups; ++g) {
+            const Index pair = first + 32 * g;
+            const int e =
+                pair < s.experts.size() ? s.experts(pair / s.experts.cols, pair % s.experts.cols) - window0 : -1;
+            expert[g] = e < PairStretches::window ? e : -1;
+        }
+    }
+    /// body(group, rank, last) for each pair: rank among the pairs of the same expert in the group, and whether it is
+    /// their last.
     template <class Body>
-    __device__ void walk(Index stretch, Body&& body) const {
-        const Index begin = stretch * length, pairs = experts.size();
-        const Index end = begin + length < pairs ? begin + length : pairs;
+    __device__ void walk(Body&& body) const {
         const unsigned lane = threadIdx.x % 32;
-        for (Index first = begin; first < end; first += 32) {
-            const Index pair = first + lane;
-            const int e = pair < end ? experts(pair / experts.cols, pair % experts.cols) : -1;
-            const unsigned same = __match_any_sync(0xffffffffu, e);
-            body(pair, e, __popc(same & ((1u << lane) - 1u)), same >> lane == 1u);
+#pragma unroll
+        for (int g = 0; g < PairStretches::groups; ++g) {
+            const unsigned same = __match_any_sync(0xffffffffu, expert[g]);
+            if (expert[g] >= 0) body(g, __popc(same & ((1u << lane) - 1u)), same >> lane == 1u);
             __syncwarp();
         }
     }
@@ -37,15 +52,19 @@ struct PairStretches {
 
 template <class Dispatch>
 __global__ void count_pairs_kernel(PairStretches s, Dispatch d) {
-    const Index fill_step = Index{gridDim.x} * blockDim.x;
-    for (Index i = Index{blockIdx.x} * blockDim.x + threadIdx.x; i < d.source.size; i += fill_step) d.source[i] = -1;
-    const Index stretch = s.own(), experts = d.offset.size - 1;
-    if (stretch >= s.stretches) return;
-    for (Index e = threadIdx.x % 32; e < experts; e += 32) s.counts[e * s.stretches + stretch] = 0;
-    __syncwarp();
-    s.walk(stretch, [&](Index, int e, int rank, bool last) {
-        if (e >= 0 && last) s.counts[e * s.stretches + stretch] += rank + 1;
+    __shared__ int counts[PairStretches::window];
+    const OwnPairs own(s);
+    const int experts = min(static_cast<int>(d.offset.size) - 1 - own.window0, PairStretches::window);
+    for (int e = threadIdx.x; e < experts; e += block_threads) counts[e] = 0;
+    const Index fill_step = Index{gridDim.x} * block_threads;
+    for (Index i = Index{blockIdx.x} * block_threads + threadIdx.x; i < d.source.size; i += fill_step) d.source[i] = -1;
+    __syncthreads();
+    own.walk([&](int g, int rank, bool last) {
+        if (last) atomicAdd(&counts[own.expert[g]], rank + 1);
     });
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += block_threads)
+        s.counts[(own.window0 + e) * s.stretches() + blockIdx.x % s.stretches()] = counts[e];
 }
 
 /// The sum of value over the lanes up to this one.
@@ -62,24 +81,16 @@ __device__ T sum_up_to(T value) {
 template <class Dispatch>
 __global__ void __launch_bounds__(1024) first_rows_kernel(PairStretches s, Dispatch d, Index unit) {
     const int lane = threadIdx.x % 32;
-    const Index experts = d.offset.size - 1;
+    const Index experts = d.offset.size - 1, stretches = s.stretches();
     for (Index e = threadIdx.x / 32; e < experts; e += blockDim.x / 32) {
-        int* counts = s.counts + e * s.stretches;
+        int* counts = s.counts + e * stretches;
         Index before = 0;
-        for (Index first = 0; first < s.stretches; first += 128) {
-            int count[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const Index at = first + 32 * i + lane;
-                count[i] = at < s.stretches ? counts[at] : 0;
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const Index at = first + 32 * i + lane;
-                const int sum = sum_up_to(count[i]);
-                if (at < s.stretches) counts[at] = static_cast<int>(before) + sum - count[i];
-                before += __shfl_sync(0xffffffffu, sum, 31);
-            }
+#pragma unroll 2
+        for (Index first = 0; first < stretches; first += 32) {
+            const Index i = first + lane;
+            const int count = i < stretches ? counts[i] : 0, sum = sum_up_to(count);
+            if (i < stretches) counts[i] = static_cast<int>(before) + sum - count;
+            before += __shfl_sync(0xffffffffu, sum, 31);
         }
         if (lane == 0) d.offset[e] = round_up(before, unit);
     }
@@ -96,18 +107,41 @@ __global__ void __launch_bounds__(1024) first_rows_kernel(PairStretches s, Dispa
 
 template <class Dispatch>
 __global__ void place_pairs_kernel(PairStretches s, Dispatch d) {
-    const Index stretch = s.own();
-    if (stretch >= s.stretches) return;
-    s.walk(stretch, [&](Index pair, int e, int rank, bool last) {
-        int* next = s.counts + e * s.stretches + stretch;
-        const int before = e >= 0 ? *next : 0;
-        __syncwarp();
-        if (e < 0) return;
-        const Index row = d.offset[e] + before + rank;
-        d.source[row] = pair;
-        d.position(pair / s.experts.cols, pair % s.experts.cols) = row;
-        if (last) *next = before + rank + 1;
+    // How many pairs of an expert a warp has; then the row of the next of them, from the expert's first on.
+    __shared__ int next[PairStretches::warps][PairStretches::window];
+    const OwnPairs own(s);
+    const int experts = min(static_cast<int>(d.offset.size) - 1 - own.window0, PairStretches::window);
+    for (int e = threadIdx.x; e < experts; e += block_threads)
+        for (int w = 0; w < PairStretches::warps; ++w) next[w][e] = 0;
+    __syncthreads();
+    int* mine = next[threadIdx.x / 32];
+    own.walk([&](int g, int rank, bool last) {
+        if (last) mine[own.expert[g]] += rank + 1;
     });
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += block_threads) {
+        int row = s.counts[(own.window0 + e) * s.stretches() + blockIdx.x % s.stretches()];
+        for (int w = 0; w < PairStretches::warps; ++w) {
+            const int count = next[w][e];
+            next[w][e] = row;
+            row += count;
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int g = 0; g < PairStretches::groups; ++g) {
+        const int e = own.expert[g];
+        const unsigned same = __match_any_sync(0xffffffffu, e), lane = threadIdx.x % 32;
+        const int rank = __popc(same & ((1u << lane) - 1u));
+        const Index row = e >= 0 ? d.offset[own.window0 + e] + mine[e] + rank : 0, pair = own.first + 32 * g;
+        __syncwarp();
+        if (e >= 0) {
+            if (same >> lane == 1u) mine[e] += rank + 1;
+            d.source[row] = pair;
+            d.position(pair / s.experts.cols, pair % s.experts.cols) = row;
+        }
+        __syncwarp();
+    }
 }
 
 }  // namespace gpu
@@ -115,11 +149,9 @@ __global__ void place_pairs_kernel(PairStretches s, Dispatch d) {
 inline void expert_dispatch(const Context<Cuda>& ctx, MatrixView<const std::int32_t> experts, const ExpertDispatch& d) {
     require_shape("expert_dispatch: position", d.position, experts.rows, experts.cols);
     require_size("expert_dispatch: source", d.source, d.max_rows(experts.rows, experts.cols, d.experts()));
-    const Index pairs = experts.size(), length = (std::max)(Index{256}, round_up(ceil_div(pairs, Index{2048}), 32)),
-                stretches = ceil_div(pairs, length);
-    const gpu::PairStretches s{experts, length, stretches,
-                               ctx.workspace<int>(Scratch::operation, d.experts() * stretches)};
-    const unsigned blocks = gpu::exact_grid(ceil_div(stretches, Index{gpu::block_threads / 32}));
+    gpu::PairStretches s{experts, nullptr};
+    s.counts = ctx.workspace<int>(Scratch::operation, d.experts() * s.stretches());
+    const unsigned blocks = gpu::exact_grid(s.stretches() * ceil_div(d.experts(), Index{gpu::PairStretches::window}));
     if (blocks > 0) gpu::count_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(s, d);
     gpu::first_rows_kernel<<<1, 1024, 0, ctx.stream()>>>(s, d, d.row_unit(experts.rows));
     if (blocks > 0) gpu::place_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(s, d);

@@ -55,32 +55,43 @@ struct GateUpTiles : ExpertTiles<144, false, true> {
 
     __device__ void finish(float (&sums)[2][72], const RowTile& at, int own_rows, FreeStages free) const {
         const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+            const int m = i / 2, part = i % 2, row0 = own_rows + 128 * m, pieces = part == 0 ? 8 : 1;
+            if (row0 >= at.count) break;
+            __syncwarp();
+            put<0>(free, sums, i);
+            __syncwarp();
+#pragma unroll 1
+            for (int at_piece = lane; at_piece < 16 * pieces; at_piece += 32) {
+                const int row = at_piece / pieces, j = at_piece % pieces, col = at.col * 72 + 64 * part + 8 * j;
+                if (row0 + row >= at.count || col >= cols_of_b) continue;
+                float g[8], u[8], h[8];
+                free.rows(0).get(row, j, g);
+                free.rows(1).get(row, j, u);
 #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            const int row0 = own_rows + 128 * m, rows = at.count - row0;
-            if (rows <= 0) continue;
-#pragma unroll
-            for (int first = 0; first < 9; first += 8) {
-#pragma unroll
-                for (int j = first; j < first + 8 && j < 9; ++j) {
-#pragma unroll
-                    for (int half = 0; half < 2; ++half) {
-                        const float *g = &sums[m][4 * j + 2 * half], *u = &sums[m][4 * (j + 9) + 2 * half];
-                        const int row = lane / 4 + 8 * half;
-                        free.rows(0).pair(row, j - first) = pack_bf16(g[0], g[1]);
-                        free.rows(1).pair(row, j - first) = pack_bf16(u[0], u[1]);
-                        free.rows(2).pair(row, j - first) = pack_bf16(form.value(g[0], u[0]), form.value(g[1], u[1]));
-                    }
-                }
-                const int col = at.col * 72 + 8 * first;
-                const MatrixView<bf16> to[3] = {gate, up, hidden};
-#pragma unroll
-                for (int i = 0; i < 3; ++i)
-                    free.rows(i).template store<8>(to[i].row(at.first + row0) + col, to[i].stride, rows,
-                                                   first == 0 ? min(64, cols_of_b - col) : cols_of_b - col < 8 ? 0 : 8);
-                __syncwarp();
+                for (int c = 0; c < 8; ++c) h[c] = form.value(g[c], u[c]);
+                const Index to = (at.first + row0 + row) * gate.stride + col;
+                *reinterpret_cast<uint4*>(gate.data + to) = pack_eight(g);
+                *reinterpret_cast<uint4*>(up.data + to) = pack_eight(u);
+                *reinterpret_cast<uint4*>(hidden.row(at.first + row0 + row) + col) = pack_eight(h);
             }
         }
+    }
+
+private:
+    /// Part number i, 64 columns or the last 8 of a block. Groups 0 .. 8 are gate's, 9 .. 17 up's.
+    template <int this_part>
+    __device__ static void put(const FreeStages& free, const float (&sums)[2][72], int i) {
+        constexpr int first = this_part % 2 * 8;
+        if (i == this_part) {
+#pragma unroll
+            for (int group = first; group < first + 8 && group < 9; ++group) {
+                free.rows(0).put<this_part>(group - first, &sums[this_part / 2][4 * group]);
+                free.rows(1).put<this_part>(group - first, &sums[this_part / 2][4 * (group + 9)]);
+            }
+        }
+        if constexpr (this_part < 3) put<this_part + 1>(free, sums, i);
     }
 };
 
@@ -91,24 +102,24 @@ struct PlainTiles : ExpertTiles<160, turned, false> {
 
     __device__ void finish(float (&sums)[2][80], const RowTile& at, int own_rows, FreeStages free) const {
         const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            const int row0 = own_rows + 128 * m, rows = at.count - row0;
-            if (rows <= 0) continue;
-#pragma unroll
-            for (int first = 0; first < 20; first += 8) {
-                const StagedRows staged = free.rows(first / 8);
-#pragma unroll
-                for (int j = first; j < first + 8 && j < 20; ++j) {
-                    staged.pair(lane / 4, j - first) = pack_bf16(sums[m][4 * j], sums[m][4 * j + 1]);
-                    staged.pair(lane / 4 + 8, j - first) = pack_bf16(sums[m][4 * j + 2], sums[m][4 * j + 3]);
-                }
-                const int col = at.col * 160 + 8 * first;
-                staged.template store<8>(to.row(at.first + row0) + col, to.stride, rows,
-                                         min(first == 16 ? 32 : 64, this->cols_of_b - col));
-            }
+#pragma unroll 1
+        for (int i = 0; i < 6; ++i) {
+            const int m = i / 3, part = i % 3, row0 = own_rows + 128 * m, pieces = part == 2 ? 4 : 8;
+            if (row0 >= at.count) break;
+            // Two places, so that one is read while the other is filled.
+            const StagedRows staged = free.rows(i % 2);
+            put_part<20>(staged, sums, i);
             __syncwarp();
+#pragma unroll 4
+            for (int at_piece = lane; at_piece < 16 * pieces; at_piece += 32) {
+                const int row = at_piece / pieces, j = at_piece % pieces, col = at.col * 160 + 64 * part + 8 * j;
+                if (row0 + row >= at.count || col >= this->cols_of_b) continue;
+                float v[8];
+                staged.get(row, j, v);
+                *reinterpret_cast<uint4*>(to.row(at.first + row0 + row) + col) = pack_eight(v);
+            }
         }
+        __syncwarp();
     }
 };
 
@@ -120,80 +131,87 @@ struct HiddenGradientTiles : ExpertTiles<144, true, false> {
     float* dots;
     QuickSitu form;
 
-    /// 16 rows of gate and up as they travel.
-    struct Fetched {
-        uint4 gate[4], up[4];
-    };
-    __device__ Fetched fetch(const RowTile& at, int own_rows, int part) const {
-        Fetched f;
-        const int row0 = own_rows + part / 3 * 128, col0 = at.col * 144 + part % 3 * 64;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int row = row0 + threadIdx.x % 32 / 8 + 4 * i, col = col0 + threadIdx.x % 8 * 8;
-            const bool exists = row < at.count && col < cols_of_b && (part % 3 < 2 || threadIdx.x % 8 < 2);
-            f.gate[i] = exists ? *reinterpret_cast<const uint4*>(gate.row(at.first + row) + col) : uint4{};
-            f.up[i] = exists ? *reinterpret_cast<const uint4*>(up.row(at.first + row) + col) : uint4{};
-        }
-        return f;
+    /// Where the piece of part i begins that the lane works on in row r0 + lane / 8; for rows and columns that there
+    /// are not, another.
+    __device__ Index place(const RowTile& at, int own_rows, int i, int r0) const {
+        const int row = own_rows + i / 3 * 128 + r0 + threadIdx.x % 32 / 8, col = col_of(at, i % 3);
+        const bool inside = col < cols_of_b && (i % 3 < 2 || threadIdx.x % 8 < 2);
+        return (at.first + min(row, at.count - 1)) * gate.stride + (inside ? col : 0);
     }
-    __device__ float weight_of(const RowTile& at, int row) const {
-        const int pair = row < at.count ? static_cast<int>(d.source[at.first + row]) : -1;
-        const int token = token_of(pair);
-        return pair < 0 ? 0.0f : p(token, pair - token * p.cols);
+    __device__ static uint4 fetch(MatrixView<bf16> from, Index place) {
+        return *reinterpret_cast<const uint4*>(from.data + place);
+    }
+    __device__ int col_of(const RowTile& at, int part) const {
+        return at.col * 144 + 64 * part + threadIdx.x % 8 * 8;
     }
 
     __device__ void finish(float (&sums)[2][72], const RowTile& at, int own_rows, FreeStages free) const {
         const int lane = threadIdx.x % 32;
-        Fetched next = fetch(at, own_rows, 0);
-        float weight[2] = {}, dot[2] = {};
+        uint4 gates[4], ups[4];  // of the rows lane / 8 + 4 r, fetched a part ahead
 #pragma unroll
-        for (int part = 0; part < 6; ++part) {
-            const int m = part / 3, first = part % 3 * 8, row0 = own_rows + 128 * m, rows = at.count - row0;
-            if (rows <= 0) continue;
-            if (first == 0) {
-                for (int half = 0; half < 2; ++half)
-                    weight[half] = weight_of(at, row0 + lane / 4 + 8 * half), dot[half] = 0.0f;
-            }
+        for (int r = 0; r < 4; ++r) {
+            const Index from = place(at, own_rows, 0, 4 * r);
+            gates[r] = fetch(gate, from), ups[r] = fetch(up, from);
+        }
+        float weight[4] = {}, dot[4] = {};
+#pragma unroll 1
+        for (int i = 0; i < 6; ++i) {
+            const int m = i / 3, part = i % 3, row0 = own_rows + 128 * m, col = col_of(at, part);
+            if (row0 >= at.count) break;
+            if (part == 0) begin_rows(at, row0, weight, dot);
+            const StagedRows staged = free.rows(i % 2);
+            put_part<18>(staged, sums, i);
             __syncwarp();
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                free.rows(0).piece(lane / 8 + 4 * i, lane % 8) = next.gate[i];
-                free.rows(1).piece(lane / 8 + 4 * i, lane % 8) = next.up[i];
-            }
-            if (part < 5) next = fetch(at, own_rows, part + 1);
-            __syncwarp();
+            for (int r = 0; r < 4; ++r) {
+                const int row = lane / 8 + 4 * r;
+                float g[8], u[8], da[8], h[8];
+                unpack_eight(gates[r], g);
+                unpack_eight(ups[r], u);
+                const Index from = place(at, own_rows, min(i + 1, 5), 4 * r);
+                gates[r] = fetch(gate, from), ups[r] = fetch(up, from);
+                staged.get(row, lane % 8, da);
+                const bool inside = row0 + row < at.count && col < cols_of_b && (part < 2 || lane % 8 < 2);
+                if (!inside) continue;
 #pragma unroll
-            for (int j = first; j < first + 8 && j < 18; ++j) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int row = lane / 4 + 8 * half;
-                    std::uint32_t &gates = free.rows(0).pair(row, j - first), &ups = free.rows(1).pair(row, j - first);
-                    const float2 g = unpack_bf16(gates), u = unpack_bf16(ups);
-                    const float da[2] = {sums[m][4 * j + 2 * half], sums[m][4 * j + 2 * half + 1]};
-                    const QuickSitu::Slopes a = form.slopes(g.x, u.x), b = form.slopes(g.y, u.y);
+                for (int c = 0; c < 8; ++c) {
+                    const QuickSitu::Slopes s = form.slopes(g[c], u[c]);
                     // (MOE-6)
-                    dot[half] += da[0] * a.value + da[1] * b.value;
-                    const float first_da = da[0] * weight[half], second_da = da[1] * weight[half];
-                    gates = pack_bf16(first_da * a.gate, second_da * b.gate);
-                    ups = pack_bf16(first_da * a.up, second_da * b.up);
-                    free.rows(2).pair(row, j - first) = pack_bf16(weight[half] * a.value, weight[half] * b.value);
+                    dot[r] += da[c] * s.value;
+                    const float weighted = da[c] * weight[r];
+                    g[c] = weighted * s.gate, u[c] = weighted * s.up, h[c] = weight[r] * s.value;
                 }
+                const Index to = (at.first + row0 + row) * gate.stride + col;
+                *reinterpret_cast<uint4*>(gate.data + to) = pack_eight(g);
+                *reinterpret_cast<uint4*>(up.data + to) = pack_eight(u);
+                *reinterpret_cast<uint4*>(hidden.row(at.first + row0 + row) + col) = pack_eight(h);
             }
-            const int col = at.col * 144 + 8 * first;
-            const MatrixView<bf16> to[3] = {gate, up, hidden};
+            if (part == 2) end_rows(at, row0, dot);
+        }
+        __syncwarp();
+    }
+
+private:
+    __device__ void begin_rows(const RowTile& at, int row0, float (&weight)[4], float (&dot)[4]) const {
+        Index pairs[4];
 #pragma unroll
-            for (int i = 0; i < 3; ++i)
-                free.rows(i).template store<8>(to[i].row(at.first + row0) + col, to[i].stride, rows,
-                                               min(first == 16 ? 16 : 64, cols_of_b - col));
-            if (first != 16) continue;
+        for (int r = 0; r < 4; ++r)
+            pairs[r] = d.source[at.first + min(row0 + static_cast<int>(threadIdx.x) % 32 / 8 + 4 * r, at.count - 1)];
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float sum = dot[half];
-                sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-                sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-                const int row = lane / 4 + 8 * half;
-                if (lane % 4 == 0 && row < rows) dots[(at.first + row0 + row) * col_tiles() + at.col] = sum;
-            }
+        for (int r = 0; r < 4; ++r) {
+            const int pair = max(static_cast<int>(pairs[r]), 0), token = token_of(pair);
+            weight[r] = p(token, pair - token * p.cols);
+        }
+#pragma unroll
+        for (int r = 0; r < 4; ++r) weight[r] = pairs[r] < 0 ? 0.0f : weight[r], dot[r] = 0.0f;
+    }
+    __device__ void end_rows(const RowTile& at, int row0, const float (&dot)[4]) const {
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            float sum = dot[r];
+            for (int apart = 1; apart < 8; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+            const int row = row0 + threadIdx.x % 32 / 8 + 4 * r;
+            if (threadIdx.x % 8 == 0 && row < at.count) dots[(at.first + row) * col_tiles() + at.col] = sum;
         }
     }
 };
@@ -212,19 +230,14 @@ void combine_bf16(const Context<Cuda>& ctx, const ExpertDispatch& d, MatrixView<
 #pragma unroll 4
         for (int j = 0; j < chosen; ++j) {
             const Index row = d.position(n, j);
-            const uint4 values = __ldg(reinterpret_cast<const uint4*>(from.row(row)) + piece);
             const float factor = weight(n, j);
-            const std::uint32_t pairs[4] = {values.x, values.y, values.z, values.w};
+            float values[8];
+            unpack_eight(__ldg(reinterpret_cast<const uint4*>(from.row(row)) + piece), values);
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const float2 both = unpack_bf16(pairs[c]);
-                sum[2 * c] += factor * both.x;
-                sum[2 * c + 1] += factor * both.y;
-            }
+            for (int c = 0; c < 8; ++c) sum[c] += factor * values[c];
             if (piece == 0) also(n, j, row);
         }
-        reinterpret_cast<uint4*>(to.row(n))[piece] = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
-                                                      pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7])};
+        reinterpret_cast<uint4*>(to.row(n))[piece] = pack_eight(sum);
     });
 }
 

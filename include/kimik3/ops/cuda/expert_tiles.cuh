@@ -46,28 +46,64 @@ __device__ inline int expert_of(const int* starts, int experts, int tile) {
     return low;
 }
 
-/// 16 rows x 64 columns of bf16 in shared memory between a warp's registers and device memory, in 16-byte pieces.
+/// 16 rows x 64 columns of a warp's products in shared memory: put as they stand in registers, read by rows, eight
+/// columns a lane, so that device memory is met in whole pieces. Code that runs once a tile must be short: what is
+/// unrolled over the registers is the putting alone.
 struct StagedRows {
-    unsigned char* memory;
+    unsigned char *upper, *lower;  // 2,048 bytes each: rows 0 .. 7, rows 8 .. 15
 
-    /// The columns 8 j + 2 (lane % 4) and the next of a row.
-    __device__ std::uint32_t& pair(int row, int j) const {
-        return *reinterpret_cast<std::uint32_t*>(memory + operand_bytes(row, j) + threadIdx.x % 4 * 4);
+    /// s: the columns 8 j + 2 (lane % 4) and the next of row lane / 4, then of the row 8 below. use: a number of the
+    /// place in the program, so that the compiler joins no two of them, for which it would put s into local memory.
+    template <int use>
+    __device__ void put(int j, const float* s) const {
+        const int lane = threadIdx.x % 32, at = place(lane / 4, 2 * j + lane % 4 / 2) + lane % 2 * 8;
+        store_two<use>(upper + at, s[0], s[1]);
+        store_two<use>(lower + at, s[2], s[3]);
     }
-    __device__ uint4& piece(int row, int j) const {
-        return *reinterpret_cast<uint4*>(memory + operand_bytes(row, j));
+    /// The columns 8 j .. 8 j + 7 of a row.
+    __device__ void get(int row, int j, float (&to)[8]) const {
+        const unsigned char* from = row < 8 ? upper : lower;
+        const float4 low = *reinterpret_cast<const float4*>(from + place(row % 8, 2 * j)),
+                     high = *reinterpret_cast<const float4*>(from + place(row % 8, 2 * j + 1));
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
     }
-    /// The first rows and cols of them to a matrix; pieces: 16-byte pieces of a row.
-    template <int pieces>
-    __device__ void store(bf16* to, Index stride, int rows, int cols) const {
-        __syncwarp();
-#pragma unroll
-        for (int i = threadIdx.x % 32; i < 16 * pieces; i += 32) {
-            const int row = i / pieces, j = i % pieces;
-            if (row < rows && 8 * j < cols) *reinterpret_cast<uint4*>(to + row * stride + 8 * j) = piece(row, j);
-        }
+
+private:
+    template <int use>
+    __device__ static void store_two(void* to, float first, float second) {
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};  // %3" ::"r"(shared_address(to)), "f"(first), "f"(second),
+                     "n"(use)
+                     : "memory");
     }
+    /// Of four columns.
+    __device__ static int place(int row, int four) { return row * 256 + ((four ^ (2 * (row & 3))) << 4); }
 };
+
+__device__ inline uint4 pack_eight(const float (&v)[8]) {
+    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+__device__ inline void unpack_eight(uint4 from, float (&to)[8]) {
+    const std::uint32_t pairs[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 both = unpack_bf16(pairs[i]);
+        to[2 * i] = both.x, to[2 * i + 1] = both.y;
+    }
+}
+
+/// Puts part number i of a warp's products, which have two blocks of rows and so many groups of eight columns: 64
+/// columns of one of the blocks.
+template <int groups, int this_part = 0, int count>
+__device__ void put_part(const StagedRows& to, const float (&sums)[2][count], int i) {
+    constexpr int parts = (groups + 7) / 8, first = this_part % parts * 8;
+    if (i == this_part) {
+#pragma unroll
+        for (int group = first; group < first + 8 && group < groups; ++group)
+            to.put<this_part>(group - first, &sums[this_part / parts][4 * group]);
+    }
+    if constexpr (this_part + 1 < 2 * parts) put_part<groups, this_part + 1>(to, sums, i);
+}
 
 /// pair / chosen without a division, for pair x chosen < 2^32.
 struct TokenOf {
@@ -191,11 +227,14 @@ private:
     Index b_begin_ = 0;
 };
 
-/// Where a warp may put rows of a finished tile: four times 16 rows in stages that are free.
+/// Where a warp may put rows of a finished tile: stages that are free.
 struct FreeStages {
     unsigned char *last, *before;  // the warp's rows of the first of its two blocks of 64
 
-    __device__ StagedRows rows(int i) const { return {(i < 2 ? last : before) + i % 2 * 16384}; }
+    __device__ StagedRows rows(int i) const { return i == 0 ? of(last) : of(before); }
+
+private:
+    __device__ static StagedRows of(unsigned char* stage) { return {stage, stage + 16384}; }
 };
 
 template <class Job>

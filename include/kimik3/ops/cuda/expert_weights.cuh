@@ -49,11 +49,12 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
     Index next_row = 0;
     WeightTile next{};
     const int a_piece = threadIdx.x % 40, a_row = threadIdx.x / 40, b_piece = threadIdx.x % 12, b_row = threadIdx.x / 12;
-    Index pairs[4];
+    int pairs[4];
     const auto look_up = [&] {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            pairs[i] = job.d.source[next.first + min(next_row + a_row + 16 * i, next.count - 1)];
+            pairs[i] =
+                static_cast<int>(job.d.source[next.first + min(next_row + a_row + 16 * i, next.count - 1)]);
     };
     const auto enter = [&] {
         for (; next_tile < total; next_tile += gridDim.x) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
             for (int i = 0; i < 4; ++i) {
                 const bool exists =
                     pairs[i] >= 0 && next_row + a_row + 16 * i < next.count && a_col < job.latent;
-                copy_16_bytes(a_to + 2048 * i, a + job.token_of(max(static_cast<int>(pairs[i]), 0)) * a_stride, exists);
+                copy_16_bytes(a_to + 2048 * i, a + job.token_of(max(pairs[i], 0)) * a_stride, exists);
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -115,25 +116,32 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
             wait_for_products<1>();
         }
         wait_for_products<0>();
-        float* dw = job.dw[at.product];
-        const Index stride = job.dw_stride[at.product];
+        // dw1 and dw3 are written turned: [F, L] from sums [L, F].
+        const bool turned = at.product < 2;
+        const Index stride = job.dw_stride[at.product], along_f = turned ? stride : 1;
+        float* dw = job.dw[at.product] +
+                    (turned ? (Index{at.expert} * job.inner + at.col) * stride + at.row
+                            : (Index{at.expert} * job.latent + at.row) * stride + at.col);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int l = at.row + own_row + lane / 4 + 8 * half;
-            if (l >= job.latent) continue;
+            const int l = own_row + lane / 4 + 8 * half, f0 = lane % 4 * 2;
+            if (at.row + l >= job.latent) continue;
+            float* to = dw + (turned ? l : l * stride) + f0 * along_f;
+            constexpr int batch = 6;  // of groups of eight columns, read before they are written
 #pragma unroll
-            for (int j = 0; j < W::cols / 8; ++j) {
-                const int f = at.col + 8 * j + lane % 4 * 2;
-                if (f >= job.inner) continue;
-                const float first = sums[4 * j + 2 * half], second = sums[4 * j + 2 * half + 1];
-                if (at.product < 2) {
-                    float* to = dw + (Index{at.expert} * job.inner + f) * stride + l;
-                    to[0] += first;
-                    to[stride] += second;
-                } else {
-                    float* to = dw + (Index{at.expert} * job.latent + l) * stride + f;
-                    to[0] += first;
-                    to[1] += second;
+            for (int j0 = 0; j0 < W::cols / 8; j0 += batch) {
+                float old[batch][2];
+#pragma unroll
+                for (int j = 0; j < batch; ++j) {
+                    const bool inside = at.col + 8 * (j0 + j) + f0 < job.inner;
+                    const float* from = to + (inside ? 8 * (j0 + j) * along_f : 0);
+                    old[j][0] = from[0], old[j][1] = from[inside ? along_f : 0];
+                }
+#pragma unroll
+                for (int j = 0; j < batch; ++j) {
+                    if (at.col + 8 * (j0 + j) + f0 >= job.inner) continue;
+                    to[8 * (j0 + j) * along_f] = old[j][0] + sums[4 * (j0 + j) + 2 * half];
+                    to[(8 * (j0 + j) + 1) * along_f] = old[j][1] + sums[4 * (j0 + j) + 2 * half + 1];
                 }
             }
         }

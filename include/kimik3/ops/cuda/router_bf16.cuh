@@ -1,10 +1,10 @@
 #pragma once
-// The router of bf16 tokens on tensor cores, for up to 64 experts. Its weights are float32 numbers: each is taken as a
+// The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts. Its weights are float32 numbers: each is taken as a
 // sum of bf16 terms, three of which hold all of its bits, so products with the tokens are exact and their sums are
 // float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's weight gradient is summed over
 // a block's tokens, then over the blocks in their order.
 
-#include "kimik3/ops/cuda/tensor_core.cuh"
+#include "kimik3/ops/cuda/warpgroup.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/router.hpp"
 
@@ -51,43 +51,54 @@ struct RouterChoice {
         return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
     }
 
-    /// By a warp, from the logits of token n.
+    /// By a warp: the tokens n + 8 i from their logits, as many at once as hide each other's waits.
+    static constexpr int at_once = 4;
     __device__ void choose(Index n, const float* logits) const {
         constexpr unsigned all = 0xffffffffu;
         const int lane = threadIdx.x % 32, count = static_cast<int>(experts.cols);
-        float score[2];
-        std::uint32_t keys[2];
-        bool broken = false;
+        float score[at_once][2], sum[at_once] = {}, own_score[at_once] = {};
+        std::uint32_t keys[at_once][2];
+        bool broken[at_once];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int e = lane + 32 * i;
-            const bool exists = e < scores.cols;
-            score[i] = sigmoid(logits[e]);
-            const float biased = exists ? score[i] + bias[e] : 0.0f;
-            if (exists) scores(n, e) = score[i];
-            keys[i] = exists ? key(biased) : 0;
-            broken |= biased != biased;
-        }
-        broken = __any_sync(all, broken);
-        float sum = 0.0f, own_score = 0.0f;
-        for (int j = 0; j <= count; ++j) {
-            const std::uint32_t best = __reduce_max_sync(all, keys[0] > keys[1] ? keys[0] : keys[1]);
-            if (j == count) {
-                if (lane == 0) cutoff[n] = broken ? NAN : value_of(best);
-                break;
+        for (int t = 0; t < at_once; ++t) {
+            broken[t] = false;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int e = lane + 32 * i;
+                const bool exists = e < scores.cols;
+                score[t][i] = sigmoid(logits[8 * t * logit_row + e]);
+                const float biased = exists ? score[t][i] + bias[e] : 0.0f;
+                if (exists && n + 8 * t < scores.rows) scores(n + 8 * t, e) = score[t][i];
+                keys[t][i] = exists ? key(biased) : 0;
+                broken[t] |= biased != biased;
             }
-            const unsigned low = __ballot_sync(all, keys[0] == best), high = __ballot_sync(all, keys[1] == best);
-            const int owner = __ffs(low != 0 ? low : high) - 1;
-            const float chosen = __shfl_sync(all, low != 0 ? score[0] : score[1], owner);
-            if (lane == owner) (low != 0 ? keys[0] : keys[1]) = 0;
-            if (lane == j) {
-                own_score = chosen;
-                experts(n, j) = owner + (low != 0 ? 0 : 32);
-            }
-            sum += chosen;
         }
-        const float factor = broken ? NAN : static_cast<float>(rule.factor);
-        if (lane < count) weights(n, lane) = own_score * (rule.renormalize ? factor / (sum + 1e-20f) : factor);
+#pragma unroll
+        for (int t = 0; t < at_once; ++t) broken[t] = __any_sync(all, broken[t]);
+        for (int j = 0; j < count; ++j) {
+#pragma unroll
+            for (int t = 0; t < at_once; ++t) {
+                const std::uint32_t best = __reduce_max_sync(all, max(keys[t][0], keys[t][1]));
+                const unsigned low = __ballot_sync(all, keys[t][0] == best),
+                               high = __ballot_sync(all, keys[t][1] == best);
+                const int owner = __ffs(low != 0 ? low : high) - 1;
+                const float chosen = __shfl_sync(all, low != 0 ? score[t][0] : score[t][1], owner);
+                if (lane == owner && low != 0) keys[t][0] = 0;
+                if (lane == owner && low == 0) keys[t][1] = 0;
+                if (lane == j) own_score[t] = chosen;
+                if (lane == j && n + 8 * t < scores.rows) experts(n + 8 * t, j) = owner + (low != 0 ? 0 : 32);
+                sum[t] += chosen;
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < at_once; ++t) {
+            const std::uint32_t best = __reduce_max_sync(all, max(keys[t][0], keys[t][1]));
+            if (n + 8 * t >= scores.rows) continue;
+            if (lane == 0) cutoff[n + 8 * t] = broken[t] ? NAN : value_of(best);
+            const float factor = broken[t] ? NAN : static_cast<float>(rule.factor);
+            if (lane < count)
+                weights(n + 8 * t, lane) = own_score[t] * (rule.renormalize ? factor / (sum[t] + 1e-20f) : factor);
+        }
     }
 };
 
@@ -109,54 +120,40 @@ __global__ void __launch_bounds__(256, 2) router_choice_kernel(const Choice r) {
                           inside ? r.terms.row(row) + k0 + 8 * piece : r.terms.data, inside);
         commit_copies();
     };
-    // Four warps of 32 tokens each, by two of 32 experts.
-    const int token0 = warp / 2 * 32, expert0 = warp % 2 * 32;
-    const auto at = [](const unsigned char* from, int row, int piece) {
-        return reinterpret_cast<const bf16*>(from + spread(row, piece, 128));
-    };
-    float sums[2][4][4] = {};
+    // A warpgroup has 64 tokens, and of each expert three sums, of the three terms.
+    const int group = threadIdx.x / 128;
+    const std::uint32_t memory = shared_address(stages);
+    float sums[96];
     load(0, 0);
     int stage = 0;
     for (Index k0 = 0; k0 < r.x.cols; k0 += Choice::depth, stage ^= 1) {
         wait_for_copies<0>();
+        wait_for_products<0>();
+        show_to_products();
         __syncthreads();
+        const std::uint32_t a = memory + stage * Choice::stage_bytes + 8192 * group,
+                            b = memory + stage * Choice::stage_bytes + Choice::a_bytes;
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            multiply_add<false, false>(sums, operand(a + 32 * k), operand(b + 32 * k), k0 + k > 0);
+        commit_products();
         if (k0 + Choice::depth < r.x.cols) load(k0 + Choice::depth, stage ^ 1);
-        const unsigned char *a_from = stages + stage * Choice::stage_bytes, *b_from = a_from + Choice::a_bytes;
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            std::uint32_t a[2][4];
-#pragma unroll
-            for (int m = 0; m < 2; ++m)
-                load_matrices(a[m], at(a_from, token0 + 16 * m + lane % 16, 2 * k + lane / 16));
-#pragma unroll
-            for (int term = 2; term >= 0; --term) {
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    std::uint32_t b[4];
-                    load_matrices(b, at(b_from, term * routed_experts + expert0 + 16 * n + lane / 16 * 8 + lane % 8,
-                                        2 * k + lane / 8 % 2));
-#pragma unroll
-                    for (int m = 0; m < 2; ++m) {
-                        multiply_add(sums[m][2 * n], a[m], b[0], b[1]);
-                        multiply_add(sums[m][2 * n + 1], a[m], b[2], b[3]);
-                    }
-                }
-            }
-        }
     }
+    wait_for_products<0>();
     __syncthreads();
     float* logits = reinterpret_cast<float*>(stages);
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+    for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                *reinterpret_cast<float2*>(logits + (token0 + 16 * m + lane / 4 + 8 * half) * Choice::logit_row +
-                                           expert0 + 8 * n + lane % 4 * 2) = {sums[m][n][2 * half],
-                                                                              sums[m][n][2 * half + 1]};
+        for (int half = 0; half < 2; ++half) {
+            const float* high = &sums[4 * j + 2 * half];
+            const int row = 64 * group + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * half;
+            *reinterpret_cast<float2*>(logits + row * Choice::logit_row + 8 * j + lane % 4 * 2) = {
+                high[64] + high[32] + high[0], high[65] + high[33] + high[1]};
+        }
     __syncthreads();
-    for (int t = warp; t < Choice::tokens; t += 8)
+    for (int t = warp; t < Choice::tokens; t += 8 * Choice::at_once)
         if (first + t < r.x.rows) r.choose(first + t, logits + t * Choice::logit_row);
 }
 
@@ -309,7 +306,7 @@ __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r
 
 /// Whether these kernels take such tokens: rows of whole, aligned 16-byte pieces.
 inline bool tensor_router(MatrixView<const bf16> x, Index experts, Index chosen) {
-    return experts <= routed_experts && chosen <= 32 && x.cols > 0 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
+    return has_warpgroups() && experts <= routed_experts && chosen <= 32 && x.cols > 0 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
            reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
 }
 
