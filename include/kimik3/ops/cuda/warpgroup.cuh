@@ -47,6 +47,15 @@ __device__ inline std::uint64_t operand(std::uint32_t address, std::uint32_t apa
 /// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.
 __device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Four 8 x 8 matrices of bf16 from registers to shared memory, as load_matrices reads them.
+__device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4]) {
+#if KIMIK3_WARPGROUPS
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+#endif
+}
+
 #if KIMIK3_WARPGROUPS
 
 /// Before the first product, and after registers of c were touched.
