@@ -16,6 +16,10 @@ struct PairStretches {
     int* counts;  // [E, stretches]: how many pairs of a stretch an expert has; then the first of their rows
 
     __host__ __device__ Index stretches() const { return ceil_div(experts.size(), Index{length}); }
+    /// Of a pair. Pairs are counted in 32 bits, which divide far faster.
+    __device__ Index token_of(Index pair) const {
+        return static_cast<unsigned>(pair) / static_cast<unsigned>(experts.cols);
+    }
 };
 
 /// The pairs of a warp, in groups of 32, a pair a lane.
@@ -31,8 +35,9 @@ struct OwnPairs {
 #pragma unroll
         for (int g = 0; g < PairStretches::groups; ++g) {
             const Index pair = first + 32 * g;
+            const Index token = s.token_of(pair);
             const int e =
-                pair < s.experts.size() ? s.experts(pair / s.experts.cols, pair % s.experts.cols) - window0 : -1;
+                pair < s.experts.size() ? s.experts(token, pair - token * s.experts.cols) - window0 : -1;
             expert[g] = e < PairStretches::window ? e : -1;
         }
     }
@@ -138,7 +143,8 @@ __global__ void place_pairs_kernel(PairStretches s, Dispatch d) {
         if (e >= 0) {
             if (same >> lane == 1u) mine[e] += rank + 1;
             d.source[row] = pair;
-            d.position(pair / s.experts.cols, pair % s.experts.cols) = row;
+            const Index token = s.token_of(pair);
+            d.position(token, pair - token * s.experts.cols) = row;
         }
         __syncwarp();
     }
@@ -149,6 +155,8 @@ __global__ void place_pairs_kernel(PairStretches s, Dispatch d) {
 inline void expert_dispatch(const Context<Cuda>& ctx, MatrixView<const std::int32_t> experts, const ExpertDispatch& d) {
     require_shape("expert_dispatch: position", d.position, experts.rows, experts.cols);
     require_size("expert_dispatch: source", d.source, d.max_rows(experts.rows, experts.cols, d.experts()));
+    require(experts.size() < Index{1} << 31, "expert_dispatch: a batch has fewer than 2^31 pairs, got {}",
+            experts.size());
     gpu::PairStretches s{experts, nullptr};
     s.counts = ctx.workspace<int>(Scratch::operation, d.experts() * s.stretches());
     const unsigned blocks = gpu::exact_grid(s.stretches() * ceil_div(d.experts(), Index{gpu::PairStretches::window}));

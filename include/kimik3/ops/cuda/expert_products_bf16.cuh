@@ -53,45 +53,41 @@ struct GateUpTiles : ExpertTiles<144, false, true> {
     MatrixView<bf16> gate, up, hidden;
     QuickSitu form;
 
-    __device__ void finish(float (&sums)[2][72], const RowTile& at, int own_rows, FreeStages free) const {
+    /// The groups 0 .. 8 of sums are gate's, 9 .. 17 up's. The first eight go through shared memory.
+    __device__ void finish(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
+        const int rows = at.count - row0, col = at.col * 72, cols = cols_of_b - col;
+        const Index first = (at.first + row0) * gate.stride + col;
+        const auto value = [&](int i) { return form.value(sums[i], sums[i + 36]); };
+        std::uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            pack_groups(&sums[4 * j], &sums[4 * j + 4], packed);
+            one.put(j, packed);
+            pack_groups(&sums[36 + 4 * j], &sums[40 + 4 * j], packed);
+            two.put(j, packed);
+        }
+        one.store<8>(gate.data + first, gate.stride, rows, cols);
+        two.store<8>(up.data + first, gate.stride, rows, cols);
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            float h[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) h[i] = value(4 * j + i);
+            pack_groups(h, h + 4, packed);
+            one.put(j, packed);
+        }
+        one.store<8>(hidden.row(at.first + row0) + col, hidden.stride, rows, cols);
         const int lane = threadIdx.x % 32;
-#pragma unroll 1
-        for (int i = 0; i < 4; ++i) {
-            const int m = i / 2, part = i % 2, row0 = own_rows + 128 * m, pieces = part == 0 ? 8 : 1;
-            if (row0 >= at.count) break;
-            __syncwarp();
-            put<0>(free, sums, i);
-            __syncwarp();
-#pragma unroll 1
-            for (int at_piece = lane; at_piece < 16 * pieces; at_piece += 32) {
-                const int row = at_piece / pieces, j = at_piece % pieces, col = at.col * 72 + 64 * part + 8 * j;
-                if (row0 + row >= at.count || col >= cols_of_b) continue;
-                float g[8], u[8], h[8];
-                free.rows(0).get(row, j, g);
-                free.rows(1).get(row, j, u);
 #pragma unroll
-                for (int c = 0; c < 8; ++c) h[c] = form.value(g[c], u[c]);
-                const Index to = (at.first + row0 + row) * gate.stride + col;
-                *reinterpret_cast<uint4*>(gate.data + to) = pack_eight(g);
-                *reinterpret_cast<uint4*>(up.data + to) = pack_eight(u);
-                *reinterpret_cast<uint4*>(hidden.row(at.first + row0 + row) + col) = pack_eight(h);
-            }
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane / 4 + 8 * half, c = 64 + lane % 4 * 2, i = 32 + 2 * half;
+            if (row >= rows || c >= cols) continue;
+            const auto pair = [&](bf16* to) { return reinterpret_cast<std::uint32_t*>(to + c); };
+            *pair(gate.data + first + row * gate.stride) = pack_bf16(sums[i], sums[i + 1]);
+            *pair(up.data + first + row * gate.stride) = pack_bf16(sums[i + 36], sums[i + 37]);
+            *pair(hidden.row(at.first + row0 + row) + col) = pack_bf16(value(i), value(i + 1));
         }
-    }
-
-private:
-    /// Part number i, 64 columns or the last 8 of a block. Groups 0 .. 8 are gate's, 9 .. 17 up's.
-    template <int this_part>
-    __device__ static void put(const FreeStages& free, const float (&sums)[2][72], int i) {
-        constexpr int first = this_part % 2 * 8;
-        if (i == this_part) {
-#pragma unroll
-            for (int group = first; group < first + 8 && group < 9; ++group) {
-                free.rows(0).put<this_part>(group - first, &sums[this_part / 2][4 * group]);
-                free.rows(1).put<this_part>(group - first, &sums[this_part / 2][4 * (group + 9)]);
-            }
-        }
-        if constexpr (this_part < 3) put<this_part + 1>(free, sums, i);
     }
 };
 
@@ -100,26 +96,24 @@ template <bool turned>
 struct PlainTiles : ExpertTiles<160, turned, false> {
     MatrixView<bf16> to;
 
-    __device__ void finish(float (&sums)[2][80], const RowTile& at, int own_rows, FreeStages free) const {
-        const int lane = threadIdx.x % 32;
-#pragma unroll 1
-        for (int i = 0; i < 6; ++i) {
-            const int m = i / 3, part = i % 3, row0 = own_rows + 128 * m, pieces = part == 2 ? 4 : 8;
-            if (row0 >= at.count) break;
-            // Two places, so that one is read while the other is filled.
-            const StagedRows staged = free.rows(i % 2);
-            put_part<20>(staged, sums, i);
-            __syncwarp();
-#pragma unroll 4
-            for (int at_piece = lane; at_piece < 16 * pieces; at_piece += 32) {
-                const int row = at_piece / pieces, j = at_piece % pieces, col = at.col * 160 + 64 * part + 8 * j;
-                if (row0 + row >= at.count || col >= this->cols_of_b) continue;
-                float v[8];
-                staged.get(row, j, v);
-                *reinterpret_cast<uint4*>(to.row(at.first + row0 + row) + col) = pack_eight(v);
+    __device__ void finish(const float (&sums)[80], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
+        const int rows = at.count - row0, cols = this->cols_of_b - at.col * 160;
+        bf16* first = to.row(at.first + row0) + at.col * 160;
+        const auto put = [&](const StagedRows& staged, int group, int groups) {
+#pragma unroll
+            for (int j = 0; j < groups; j += 2) {
+                std::uint32_t packed[4];
+                pack_groups(&sums[4 * (group + j)], &sums[4 * (group + j) + 4], packed);
+                staged.put(j, packed);
             }
-        }
+        };
+        put(one, 0, 8);
+        put(two, 8, 8);
+        one.store<8>(first, to.stride, rows, cols);
+        two.store<8>(first + 64, to.stride, rows, cols - 64);
         __syncwarp();
+        put(one, 16, 4);
+        one.store<4>(first + 128, to.stride, rows, cols - 128);
     }
 };
 
@@ -131,88 +125,86 @@ struct HiddenGradientTiles : ExpertTiles<144, true, false> {
     float* dots;
     QuickSitu form;
 
-    /// Where the piece of part i begins that the lane works on in row r0 + lane / 8; for rows and columns that there
-    /// are not, another.
-    __device__ Index place(const RowTile& at, int own_rows, int i, int r0) const {
-        const int row = own_rows + i / 3 * 128 + r0 + threadIdx.x % 32 / 8, col = col_of(at, i % 3);
-        const bool inside = col < cols_of_b && (i % 3 < 2 || threadIdx.x % 8 < 2);
-        return (at.first + min(row, at.count - 1)) * gate.stride + (inside ? col : 0);
-    }
-    __device__ static uint4 fetch(MatrixView<bf16> from, Index place) {
-        return *reinterpret_cast<const uint4*>(from.data + place);
-    }
-    __device__ int col_of(const RowTile& at, int part) const {
-        return at.col * 144 + 64 * part + threadIdx.x % 8 * 8;
-    }
-
-    __device__ void finish(float (&sums)[2][72], const RowTile& at, int own_rows, FreeStages free) const {
-        const int lane = threadIdx.x % 32;
-        uint4 gates[4], ups[4];  // of the rows lane / 8 + 4 r, fetched a part ahead
+    __device__ void finish(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
+        const int lane = threadIdx.x % 32, rows = at.count - row0;
+        float weight[2], dot[2] = {};
+        int pairs[2];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const Index from = place(at, own_rows, 0, 4 * r);
-            gates[r] = fetch(gate, from), ups[r] = fetch(up, from);
+        for (int half = 0; half < 2; ++half)
+            pairs[half] = static_cast<int>(d.source[at.first + row0 + min(lane / 4 + 8 * half, rows - 1)]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int token = token_of(max(pairs[half], 0));
+            weight[half] = p(token, max(pairs[half], 0) - token * static_cast<int>(p.cols));
+            if (pairs[half] < 0) weight[half] = 0.0f;
         }
-        float weight[4] = {}, dot[4] = {};
-#pragma unroll 1
-        for (int i = 0; i < 6; ++i) {
-            const int m = i / 3, part = i % 3, row0 = own_rows + 128 * m, col = col_of(at, part);
-            if (row0 >= at.count) break;
-            if (part == 0) begin_rows(at, row0, weight, dot);
-            const StagedRows staged = free.rows(i % 2);
-            put_part<18>(staged, sums, i);
-            __syncwarp();
+        finish_part<0, 8>(sums, at, row0, one, two, weight, dot);
+        finish_part<8, 8>(sums, at, row0, one, two, weight, dot);
+        finish_part<16, 2>(sums, at, row0, one, two, weight, dot);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                const int row = lane / 8 + 4 * r;
-                float g[8], u[8], da[8], h[8];
-                unpack_eight(gates[r], g);
-                unpack_eight(ups[r], u);
-                const Index from = place(at, own_rows, min(i + 1, 5), 4 * r);
-                gates[r] = fetch(gate, from), ups[r] = fetch(up, from);
-                staged.get(row, lane % 8, da);
-                const bool inside = row0 + row < at.count && col < cols_of_b && (part < 2 || lane % 8 < 2);
-                if (!inside) continue;
-#pragma unroll
-                for (int c = 0; c < 8; ++c) {
-                    const QuickSitu::Slopes s = form.slopes(g[c], u[c]);
-                    // (MOE-6)
-                    dot[r] += da[c] * s.value;
-                    const float weighted = da[c] * weight[r];
-                    g[c] = weighted * s.gate, u[c] = weighted * s.up, h[c] = weight[r] * s.value;
-                }
-                const Index to = (at.first + row0 + row) * gate.stride + col;
-                *reinterpret_cast<uint4*>(gate.data + to) = pack_eight(g);
-                *reinterpret_cast<uint4*>(up.data + to) = pack_eight(u);
-                *reinterpret_cast<uint4*>(hidden.row(at.first + row0 + row) + col) = pack_eight(h);
-            }
-            if (part == 2) end_rows(at, row0, dot);
+        for (int half = 0; half < 2; ++half) {
+            float sum = dot[half];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const int row = lane / 4 + 8 * half;
+            if (lane % 4 == 0 && row < rows) dots[(at.first + row0 + row) * col_tiles() + at.col] = sum;
         }
-        __syncwarp();
     }
 
 private:
-    __device__ void begin_rows(const RowTile& at, int row0, float (&weight)[4], float (&dot)[4]) const {
-        Index pairs[4];
+    /// So many groups of eight columns from group on.
+    template <int group, int groups>
+    __device__ void finish_part(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two,
+                                const float (&weight)[2], float (&dot)[2]) const {
+        const int rows = at.count - row0, col = at.col * 144 + 8 * group, cols = cols_of_b - col;
+        const Index first = (at.first + row0) * gate.stride + col;
+        if (cols <= 0) return;
+        __syncwarp();
+        fetch<groups>(gate.data + first, rows, cols, one);
+        fetch<groups>(up.data + first, rows, cols, two);
+        __syncwarp();
+        std::uint32_t values[groups / 2][4];
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            pairs[r] = d.source[at.first + min(row0 + static_cast<int>(threadIdx.x) % 32 / 8 + 4 * r, at.count - 1)];
+        for (int j = 0; j < groups; j += 2) {
+            std::uint32_t gates[4], ups[4];
+            one.get(j, gates);
+            two.get(j, ups);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            const int pair = max(static_cast<int>(pairs[r]), 0), token = token_of(pair);
-            weight[r] = p(token, pair - token * p.cols);
+            for (int i = 0; i < 4; ++i) {
+                const int half = i % 2, at_sum = 4 * (group + j) + 2 * i;
+                const float2 g = unpack_bf16(gates[i]), u = unpack_bf16(ups[i]);
+                const QuickSitu::Slopes a = form.slopes(g.x, u.x), b = form.slopes(g.y, u.y);
+                // (MOE-6)
+                dot[half] += sums[at_sum] * a.value + sums[at_sum + 1] * b.value;
+                const float da = sums[at_sum] * weight[half], db = sums[at_sum + 1] * weight[half];
+                gates[i] = pack_bf16(da * a.gate, db * b.gate);
+                ups[i] = pack_bf16(da * a.up, db * b.up);
+                values[j / 2][i] = pack_bf16(weight[half] * a.value, weight[half] * b.value);
+            }
+            one.put(j, gates);
+            two.put(j, ups);
         }
+        one.store<groups>(gate.data + first, gate.stride, rows, cols);
+        two.store<groups>(up.data + first, gate.stride, rows, cols);
+        __syncwarp();
 #pragma unroll
-        for (int r = 0; r < 4; ++r) weight[r] = pairs[r] < 0 ? 0.0f : weight[r], dot[r] = 0.0f;
+        for (int j = 0; j < groups; j += 2) one.put(j, values[j / 2]);
+        one.store<groups>(hidden.row(at.first + row0) + col, hidden.stride, rows, cols);
     }
-    __device__ void end_rows(const RowTile& at, int row0, const float (&dot)[4]) const {
+    /// 16 rows of pieces; zeros where there are none, which give dots nothing.
+    template <int pieces>
+    __device__ void fetch(const bf16* from, int rows, int cols, const StagedRows& to) const {
+        const int j = threadIdx.x % pieces, row0 = threadIdx.x % 32 / pieces;
+        const bool inside = 8 * j < cols;
+        uint4 fetched[pieces / 2];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            float sum = dot[r];
-            for (int apart = 1; apart < 8; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
-            const int row = row0 + threadIdx.x % 32 / 8 + 4 * r;
-            if (threadIdx.x % 8 == 0 && row < at.count) dots[(at.first + row) * col_tiles() + at.col] = sum;
+        for (int i = 0; i < pieces / 2; ++i) {
+            const int row = row0 + i * (32 / pieces);
+            fetched[i] = *reinterpret_cast<const uint4*>(from + min(row, rows - 1) * gate.stride + (inside ? 8 * j : 0));
         }
+#pragma unroll
+        for (int i = 0; i < pieces / 2; ++i)
+            to.piece(row0 + i * (32 / pieces), j) = inside ? fetched[i] : uint4{};
     }
 };
 
@@ -242,7 +234,7 @@ void combine_bf16(const Context<Cuda>& ctx, const ExpertDispatch& d, MatrixView<
 }
 
 /// Whether the 16-byte pieces of a matrix's rows are whole and aligned.
-inline bool in_pieces(MatrixView<const bf16> m) {
+inline bool whole_pieces(MatrixView<const bf16> m) {
     return m.cols % 8 == 0 && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
 }
 
@@ -250,7 +242,7 @@ inline bool in_pieces(MatrixView<const bf16> m) {
 template <class... Matrices>
 bool tensor_experts(const ExpertDispatch& d, const Matrices&... matrices) {
     return d.source.size > 0 && d.source.size * d.position.cols < Index{1} << 31 && d.experts() <= tiled_experts &&
-           (in_pieces(matrices) && ...) && has_warpgroups();
+           (whole_pieces(matrices) && ...) && has_warpgroups();
 }
 
 inline void tensor_experts_forward(const Context<Cuda>& ctx, MatrixView<const bf16> z, MatrixView<const bf16> w1,

@@ -1,15 +1,16 @@
 #pragma once
 // Products of the experts' rows with their weights on Hopper's tensor cores: c_e [rows, cols] = a_e [rows, K] b_e, all
-// experts by one grid as large as the GPU. A block of two warpgroups makes tiles of 256 rows, one after another; its
-// operands come in steps of 64 along K through a ring of stages in shared memory, which runs on from tile to tile. A
-// job says what a and b are and what becomes of a finished tile.
+// experts by one grid as large as the GPU. A block of four warpgroups makes tiles of 256 rows, one after another, 64 a
+// warpgroup; its operands come in steps of 64 along K through a ring of stages in shared memory, which runs on from tile
+// to tile. A job says what a and b are and what becomes of a finished tile.
 
+#include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"
 
 namespace kimik3::gpu {
 
-inline constexpr int tile_threads = 256, tile_rows = 256, tile_stages = 4, tiled_experts = 512;
+inline constexpr int tile_threads = 512, tile_rows = 256, tile_stages = 4, tiled_experts = 512;
 /// Steps that are loaded ahead. Two stages more than these are free when a tile is finished.
 inline constexpr int tile_ahead = tile_stages - 2;
 
@@ -46,63 +47,42 @@ __device__ inline int expert_of(const int* starts, int experts, int tile) {
     return low;
 }
 
-/// 16 rows x 64 columns of a warp's products in shared memory: put as they stand in registers, read by rows, eight
-/// columns a lane, so that device memory is met in whole pieces. Code that runs once a tile must be short: what is
-/// unrolled over the registers is the putting alone.
+/// 16 rows x 64 columns of bf16 in shared memory, in a warp's registers as products and in device memory as rows.
 struct StagedRows {
-    unsigned char *upper, *lower;  // 2,048 bytes each: rows 0 .. 7, rows 8 .. 15
+    unsigned char* memory;
 
-    /// s: the columns 8 j + 2 (lane % 4) and the next of row lane / 4, then of the row 8 below. use: a number of the
-    /// place in the program, so that the compiler joins no two of them, for which it would put s into local memory.
-    template <int use>
-    __device__ void put(int j, const float* s) const {
-        const int lane = threadIdx.x % 32, at = place(lane / 4, 2 * j + lane % 4 / 2) + lane % 2 * 8;
-        store_two<use>(upper + at, s[0], s[1]);
-        store_two<use>(lower + at, s[2], s[3]);
+    /// The groups j and j + 1 of eight columns: of each, the rows lane / 4 and those 8 below.
+    __device__ void put(int j, const std::uint32_t (&from)[4]) const { store_matrices(matrix_row(j), from); }
+    __device__ void get(int j, std::uint32_t (&to)[4]) const {
+        load_matrices(to, static_cast<const bf16*>(matrix_row(j)));
     }
     /// The columns 8 j .. 8 j + 7 of a row.
-    __device__ void get(int row, int j, float (&to)[8]) const {
-        const unsigned char* from = row < 8 ? upper : lower;
-        const float4 low = *reinterpret_cast<const float4*>(from + place(row % 8, 2 * j)),
-                     high = *reinterpret_cast<const float4*>(from + place(row % 8, 2 * j + 1));
-        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    __device__ uint4& piece(int row, int j) const {
+        return *reinterpret_cast<uint4*>(memory + operand_bytes(row, j));
+    }
+    /// The first rows and cols of them to a matrix; pieces: how many of eight columns there can be.
+    template <int pieces>
+    __device__ void store(bf16* to, Index stride, int rows, int cols) const {
+        const int j = threadIdx.x % pieces, row0 = threadIdx.x % 32 / pieces;
+        to += row0 * stride + 8 * j;
+        __syncwarp();
+#pragma unroll
+        for (int row = 0; row < 16; row += 32 / pieces)
+            if (row0 + row < rows && 8 * j < cols)
+                *reinterpret_cast<uint4*>(to + row * stride) = piece(row0 + row, j);
     }
 
 private:
-    template <int use>
-    __device__ static void store_two(void* to, float first, float second) {
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};  // %3" ::"r"(shared_address(to)), "f"(first), "f"(second),
-                     "n"(use)
-                     : "memory");
+    __device__ void* matrix_row(int j) const {
+        const int lane = threadIdx.x % 32;
+        return memory + operand_bytes(lane % 16, j + lane / 16);
     }
-    /// Of four columns.
-    __device__ static int place(int row, int four) { return row * 256 + ((four ^ (2 * (row & 3))) << 4); }
 };
 
-__device__ inline uint4 pack_eight(const float (&v)[8]) {
-    return {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-}
-__device__ inline void unpack_eight(uint4 from, float (&to)[8]) {
-    const std::uint32_t pairs[4] = {from.x, from.y, from.z, from.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 both = unpack_bf16(pairs[i]);
-        to[2 * i] = both.x, to[2 * i + 1] = both.y;
-    }
-}
-
-/// Puts part number i of a warp's products, which have two blocks of rows and so many groups of eight columns: 64
-/// columns of one of the blocks.
-template <int groups, int this_part = 0, int count>
-__device__ void put_part(const StagedRows& to, const float (&sums)[2][count], int i) {
-    constexpr int parts = (groups + 7) / 8, first = this_part % parts * 8;
-    if (i == this_part) {
-#pragma unroll
-        for (int group = first; group < first + 8 && group < groups; ++group)
-            to.put<this_part>(group - first, &sums[this_part / parts][4 * group]);
-    }
-    if constexpr (this_part + 1 < 2 * parts) put_part<groups, this_part + 1>(to, sums, i);
+/// Two groups of eight columns of a warp's products as bf16.
+__device__ inline void pack_groups(const float* first, const float* second, std::uint32_t (&to)[4]) {
+    to[0] = pack_bf16(first[0], first[1]), to[1] = pack_bf16(first[2], first[3]);
+    to[2] = pack_bf16(second[0], second[1]), to[3] = pack_bf16(second[2], second[3]);
 }
 
 /// pair / chosen without a division, for pair x chosen < 2^32.
@@ -142,99 +122,75 @@ struct ExpertTiles {
 template <class Job>
 class TileLoader {
 public:
-    /// The rows of a are first_row + 32 i, those of b likewise, or, turned, first_k + 8 i along K.
     __device__ TileLoader(const Job& job, unsigned char* stages) : job_(job), stages_(stages) {}
 
     __device__ void enter(const RowTile& at) {
-        int rows[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = first_row() + 32 * i;
-            rows[i] = row < at.count ? row : -1;
-        }
         if (job_.gathered) {
-            Index pairs[8];
+            int pairs[a_rows];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) pairs[i] = job_.d.source[at.first + max(rows[i], 0)];
+            for (int i = 0; i < a_rows; ++i)
+                pairs[i] = static_cast<int>(job_.d.source[at.first + min(row() + step_rows * i, at.count - 1)]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                rows[i] = rows[i] < 0 || pairs[i] < 0 ? -1 : job_.token_of(static_cast<int>(pairs[i]));
+            for (int i = 0; i < a_rows; ++i)
+                row_[i] = row() + step_rows * i < at.count && pairs[i] >= 0 ? job_.token_of(pairs[i]) : -1;
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (rows[i] >= 0) rows[i] += static_cast<int>(at.first);
-        }
-        exist_ = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            row_[i] = max(rows[i], 0);
-            exist_ |= (rows[i] >= 0 ? 1u : 0u) << i;
+            for (int i = 0; i < a_rows; ++i)
+                row_[i] = row() + step_rows * i < at.count ? static_cast<int>(at.first) + row() + step_rows * i : -1;
         }
         if constexpr (Job::turned) {
             const int col = at.col * Job::cols + 8 * b_piece();
-            b_begin_ = Index{at.expert} * job_.width * job_.w_stride + col;
-            if (b_piece() < Job::cols / 8 && col < job_.cols_of_b) exist_ |= 0x100u;
+            b_ = Index{at.expert} * job_.width * job_.w_stride + col;
+            b_exists_ = b_piece() < Job::cols / 8 && col < job_.cols_of_b;
         } else {
-            b_begin_ = Index{at.expert} * job_.cols_of_b * job_.w_stride;
-#pragma unroll
-            for (int i = 0; i < (Job::cols + 31) / 32; ++i)
-                if (first_row() + 32 * i < Job::cols && col_of(at, i) < job_.cols_of_b) exist_ |= 0x100u << i;
+            col_ = at.col * Job::own_cols;
+            b_ = (Index{at.expert} * job_.cols_of_b + col_) * job_.w_stride;
         }
     }
 
     /// The step that begins at k of a segment.
-    __device__ void load(const RowTile& at, int segment, int k0, int stage) const {
-        unsigned char* to = stages_ + stage * Job::stage_bytes + operand_bytes(first_row(), piece());
+    __device__ void load(int segment, int k0, int stage) const {
+        unsigned char* to = stages_ + stage * Job::stage_bytes + operand_bytes(row(), piece());
         const int k = k0 + 8 * piece();
         const bf16* a = job_.a[segment] + k;
+        const int stride = static_cast<int>(job_.a_stride);
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
-            copy_16_bytes(to + 4096 * i, a + row_[i] * job_.a_stride, k < job_.width && (exist_ >> i & 1u) != 0);
+        for (int i = 0; i < a_rows; ++i)
+            copy_16_bytes(to + 128 * step_rows * i, a + Index{row_[i]} * stride, k < job_.width && row_[i] >= 0);
         if constexpr (Job::turned) {
             if (b_piece() >= Job::cols / 8) return;
             unsigned char* b_to = stages_ + stage * Job::stage_bytes + Job::a_bytes + b_piece() / 8 * 8192 +
-                                  operand_bytes(first_k(), b_piece() % 8);
-            const bf16* b = job_.w[segment] + b_begin_ + (k0 + first_k()) * job_.w_stride;
+                                  operand_bytes(b_k(), b_piece() % 8);
+            const bf16* b = job_.w[segment] + b_ + (k0 + b_k()) * job_.w_stride;
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                copy_16_bytes(b_to + 1024 * i, b + 8 * i * job_.w_stride,
-                              k0 + first_k() + 8 * i < job_.width && (exist_ & 0x100u) != 0);
+            for (int i = 0; i < 4; ++i)
+                copy_16_bytes(b_to + 2048 * i, b + 16 * i * job_.w_stride,
+                              b_exists_ && k0 + b_k() + 16 * i < job_.width);
         } else {
 #pragma unroll
-            for (int i = 0; i < (Job::cols + 31) / 32; ++i) {
-                const int n = first_row() + 32 * i;
+            for (int i = 0; i < (Job::cols + step_rows - 1) / step_rows; ++i) {
+                const int n = row() + step_rows * i, own = n % Job::own_cols;
                 if (n < Job::cols)
-                    copy_16_bytes(to + Job::a_bytes + 4096 * i,
-                                  job_.w[n / Job::own_cols] + b_begin_ + col_of(at, i) * job_.w_stride + k,
-                                  k < job_.width && (exist_ >> (8 + i) & 1u) != 0);
+                    copy_16_bytes(to + Job::a_bytes + 128 * step_rows * i,
+                                  job_.w[n / Job::own_cols] + b_ + own * job_.w_stride + k,
+                                  k < job_.width && col_ + own < job_.cols_of_b);
             }
         }
     }
 
 private:
+    static constexpr int step_rows = tile_threads / 8, a_rows = tile_rows / step_rows;
     __device__ static int piece() { return threadIdx.x % 8; }
-    __device__ static int first_row() { return threadIdx.x / 8; }
+    __device__ static int row() { return threadIdx.x / 8; }
     __device__ static int b_piece() { return threadIdx.x % 32; }
-    __device__ static int first_k() { return threadIdx.x / 32; }
-    __device__ static int col_of(const RowTile& at, int i) {
-        return at.col * Job::own_cols + (first_row() + 32 * i) % Job::own_cols;
-    }
+    __device__ static int b_k() { return threadIdx.x / 32; }
 
     const Job& job_;
     unsigned char* stages_;
-    int row_[8];
-    unsigned exist_ = 0;  // a bit for each row of a, then for each of b
-    Index b_begin_ = 0;
-};
-
-/// Where a warp may put rows of a finished tile: stages that are free.
-struct FreeStages {
-    unsigned char *last, *before;  // the warp's rows of the first of its two blocks of 64
-
-    __device__ StagedRows rows(int i) const { return i == 0 ? of(last) : of(before); }
-
-private:
-    __device__ static StagedRows of(unsigned char* stage) { return {stage, stage + 16384}; }
+    int row_[a_rows];  // of a, in steps of step_rows; -1: zeros
+    Index b_ = 0;      // where the tile's part of b begins
+    int col_ = 0;
+    bool b_exists_ = false;
 };
 
 template <class Job>
@@ -257,7 +213,7 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     RowTile next{};
     const auto load = [&](int stage) {
         if (next_tile < total) {
-            loader.load(next, next_segment, next_k, stage);
+            loader.load(next_segment, next_k, stage);
             next_k += 64;
             if (next_k >= job.width) {
                 next_k = 0;
@@ -273,42 +229,40 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     if (next_tile < total) next = place(next_tile), loader.enter(next);
     for (int s = 0; s < tile_ahead; ++s) load(s);
 
-    // A warpgroup has the rows 64 group .. and 128 + 64 group .. of the tile.
-    const int group = threadIdx.x / 128, own_rows = 64 * group + threadIdx.x / 32 % 4 * 16;
+    const int group = threadIdx.x / 128, own_row = threadIdx.x / 32 * 16;
     const std::uint32_t memory = shared_address(stages);
-    float sums[2][Job::cols / 2];
+    float sums[Job::cols / 2];
     int step = 0;
     for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
         const RowTile at = place(tile);
-        // The same in all threads of a warp, which the compiler does not see.
-        const int own_blocks = __shfl_sync(0xffffffffu, min(max((at.count - 64 * group + 127) / 128, 0), 2), 0);
+        // Whether the warpgroup has rows: the same in all threads of a warp, which the compiler does not see.
+        const bool works = __shfl_sync(0xffffffffu, 64 * group < at.count, 0);
         int k0 = 0;
         for (int k_step = 0; k_step < steps; ++k_step, ++step) {
             wait_for_copies<tile_ahead - 1>();
             show_to_products();
             __syncthreads();
             const std::uint32_t a = memory + step % tile_stages * Job::stage_bytes, b = a + Job::a_bytes;
-            const auto multiply = [&](int m, int k) {
-                multiply_add<false, Job::turned>(sums[m], operand(a + 8192 * (group + 2 * m) + 32 * k),
-                                                 operand(b + (Job::turned ? 2048 : 32) * k, 8192), k_step + k > 0);
-            };
-            begin_products();
-            if (own_blocks == 2 && k0 + 64 <= job.width) {
+            if (works) {
+                begin_products();
 #pragma unroll
-                for (int i = 0; i < 8; ++i) multiply(i / 4, i % 4);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    if (i / 4 < own_blocks && k0 + i % 4 * 16 < job.width) multiply(i / 4, i % 4);
+                for (int k = 0; k < 4; ++k)
+                    if (k0 + 16 * k < job.width)
+                        multiply_add<false, Job::turned>(sums, operand(a + 8192 * group + 32 * k),
+                                                         operand(b + (Job::turned ? 2048 : 32) * k, 8192),
+                                                         k_step + k > 0);
+                commit_products();
             }
-            commit_products();
             k0 = k0 + 64 < job.width ? k0 + 64 : 0;
             load((step + tile_ahead) % tile_stages);
             wait_for_products<1>();
         }
         wait_for_products<0>();
-        const auto own = [&](int s) { return stages + s % tile_stages * Job::stage_bytes + own_rows * 128; };
-        job.finish(sums, at, own_rows, FreeStages{own(step + tile_stages - 1), own(step + tile_stages - 2)});
+        // The warp's rows of a in the last two stages, which are free.
+        const auto own = [&](int s) {
+            return StagedRows{stages + s % tile_stages * Job::stage_bytes + own_row * 128};
+        };
+        if (own_row < at.count) job.finish(sums, at, own_row, own(step + tile_stages - 1), own(step + tile_stages - 2));
     }
 }
 

@@ -47,6 +47,15 @@ __device__ inline std::uint64_t operand(std::uint32_t address, std::uint32_t apa
 /// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.
 __device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Four 8 x 8 matrices of bf16 from registers to shared memory, as load_matrices reads them.
+__device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4]) {
+#if KIMIK3_WARPGROUPS
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+#endif
+}
+
 #if KIMIK3_WARPGROUPS
 
 /// Before the first product, and after registers of c were touched.
@@ -105,6 +114,24 @@ __device__ inline void multiply_add(float (&c)[80], std::uint64_t a, std::uint64
         "%80, %81, keep, 1, 1, %83, %84;}"
         : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32),
           KIMIK3_SUMS(40), KIMIK3_SUMS(48), KIMIK3_SUMS(56), KIMIK3_SUMS(64), KIMIK3_SUMS(72)
+        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
+          "n"(static_cast<int>(b_turned)));
+}
+template <bool a_turned, bool b_turned>
+__device__ inline void multiply_add(float (&c)[96], std::uint64_t a, std::uint64_t b, bool keep) {
+    asm volatile(
+        "{.reg .pred keep; setp.ne.b32 keep, %98, 0; "
+        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
+        "%96, %97, keep, 1, 1, %99, %100;}"
+        : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32),
+          KIMIK3_SUMS(40), KIMIK3_SUMS(48), KIMIK3_SUMS(56), KIMIK3_SUMS(64), KIMIK3_SUMS(72),
+          KIMIK3_SUMS(80), KIMIK3_SUMS(88)
         : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
           "n"(static_cast<int>(b_turned)));
 }

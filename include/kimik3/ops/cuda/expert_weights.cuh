@@ -28,7 +28,7 @@ struct ExpertWeights {
 
 struct WeightTile {
     int expert, product, row, col;
-    Index first, count;  // rows of the dispatch
+    int first, count;  // rows of the dispatch
 };
 
 template <class W>
@@ -38,54 +38,59 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
               total = (static_cast<int>(job.d.offset.size) - 1) * of_expert;
     const auto place = [&](int tile) {
         const int e = tile / of_expert, rest = tile % of_expert;
-        const Index first = job.d.offset[e];
-        return WeightTile{e, rest / (row_tiles * col_tiles), rest / col_tiles % row_tiles * W::rows,
-                          rest % col_tiles * W::cols, first, job.d.offset[e + 1] - first};
+        const int first = static_cast<int>(job.d.offset[e]);
+        return WeightTile{e,
+                          rest / (row_tiles * col_tiles),
+                          rest / col_tiles % row_tiles * W::rows,
+                          rest % col_tiles * W::cols,
+                          first,
+                          static_cast<int>(job.d.offset[e + 1]) - first};
     };
 
-    // What is loaded next. A thread copies pieces of a_col of the rows a_row + 16 i of a, whose pairs it has looked up a
-    // step ahead, and of b_col of the rows b_row + 53 i of b.
-    int next_tile = blockIdx.x;
-    Index next_row = 0;
-    WeightTile next{};
+    // What is loaded next. A thread copies pieces of the same columns: of the rows a_row + 16 i of a, whose pairs it has
+    // looked up a step ahead, and of the rows b_row + 53 i of b.
     const int a_piece = threadIdx.x % 40, a_row = threadIdx.x / 40, b_piece = threadIdx.x % 12, b_row = threadIdx.x / 12;
-    int pairs[4];
+    const int a_to = a_piece / 8 * 8192 + operand_bytes(a_row, a_piece % 8),
+              b_to = W::a_bytes + b_piece / 8 * 8192 + operand_bytes(b_row, b_piece % 8);
+    int next_tile = blockIdx.x, left = 0, pairs[4], a_stride = 0, b_stride = 0;
+    bool a_exists = false, b_exists = false;
+    const Index* source = nullptr;               // of the step's first row
+    const bf16 *a = nullptr, *b = nullptr;       // the thread's columns, b in its row of the step
     const auto look_up = [&] {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            pairs[i] =
-                static_cast<int>(job.d.source[next.first + min(next_row + a_row + 16 * i, next.count - 1)]);
+        for (int i = 0; i < 4; ++i) pairs[i] = static_cast<int>(source[min(a_row + 16 * i, left - 1)]);
     };
     const auto enter = [&] {
         for (; next_tile < total; next_tile += gridDim.x) {
-            next = place(next_tile);
-            if (next.count > 0) break;
+            const WeightTile next = place(next_tile);
+            if (next.count == 0) continue;
+            left = next.count;
+            source = job.d.source.data + next.first;
+            a_stride = static_cast<int>(job.a_stride[next.product]);
+            b_stride = static_cast<int>(job.b_stride[next.product]);
+            a = job.a[next.product] + next.row + 8 * a_piece;
+            b = job.b[next.product] + Index{next.first + b_row} * b_stride + next.col + 8 * b_piece;
+            a_exists = next.row + 8 * a_piece < job.latent;
+            b_exists = next.col + 8 * b_piece < job.inner;
+            break;
         }
-        next_row = 0;
     };
     const auto load = [&](int stage) {
         if (next_tile < total) {
             unsigned char* to = stages + stage * W::stage_bytes;
-            const int a_col = next.row + 8 * a_piece, b_col = next.col + 8 * b_piece;
-            const bf16 *a = job.a[next.product] + a_col,
-                       *b = job.b[next.product] + (next.first + next_row) * job.b_stride[next.product] + b_col;
-            const Index a_stride = job.a_stride[next.product], b_stride = job.b_stride[next.product];
-            unsigned char* a_to = to + a_piece / 8 * 8192 + operand_bytes(a_row, a_piece % 8);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool exists =
-                    pairs[i] >= 0 && next_row + a_row + 16 * i < next.count && a_col < job.latent;
-                copy_16_bytes(a_to + 2048 * i, a + job.token_of(max(pairs[i], 0)) * a_stride, exists);
+            for (int i = 0; i < 4; ++i)
+                copy_16_bytes(to + a_to + 2048 * i, a + Index{job.token_of(pairs[i])} * a_stride,
+                              a_exists && pairs[i] >= 0 && a_row + 16 * i < left);
+            if (b_row < 53) copy_16_bytes(to + b_to, b, b_exists && b_row < left);
+            if (b_row < 11) {
+                const int below = W::a_bytes + b_piece / 8 * 8192 + operand_bytes(b_row + 53, b_piece % 8);
+                copy_16_bytes(to + below, b + Index{53} * b_stride, b_exists && b_row + 53 < left);
             }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int row = b_row + 53 * i;
-                if (b_row < 53 && row < 64)
-                    copy_16_bytes(to + W::a_bytes + b_piece / 8 * 8192 + operand_bytes(row, b_piece % 8),
-                                  b + row * b_stride, next_row + row < next.count && b_col < job.inner);
-            }
-            next_row += 64;
-            if (next_row >= next.count) next_tile += gridDim.x, enter();
+            left -= 64;
+            source += 64;
+            b += Index{64} * b_stride;
+            if (left <= 0) next_tile += gridDim.x, enter();
             if (next_tile < total) look_up();
         }
         commit_copies();
@@ -101,7 +106,7 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
     for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
         const WeightTile at = place(tile);
         if (at.count == 0) continue;
-        for (Index row = 0; row < at.count; row += 64, ++step) {
+        for (int row = 0; row < at.count; row += 64, ++step) {
             wait_for_copies<W::ahead - 1>();
             show_to_products();
             __syncthreads();

@@ -57,10 +57,9 @@ __global__ void __launch_bounds__(1024) balance_count_kernel(MatrixView<const T>
         for (Index n = begin + threadIdx.x / counted_experts; n < end; n += blockDim.x / counted_experts)
             if (counts(n)) atomicAdd(&histogram[own][range.bin(cutoff[n] - scores(n, first + own))], 1);
     }
-    for (Index pair = begin * experts.cols + threadIdx.x; pair < end * experts.cols; pair += blockDim.x) {
-        const Index n = pair / experts.cols, e = experts(n, pair % experts.cols) - first;
-        if (e >= 0 && e < counted_experts && counts(n)) atomicAdd(&load[e], 1);
-    }
+    for (Index n = begin + threadIdx.x; n < end; n += blockDim.x)
+        for (Index j = 0; j < experts.cols && counts(n); ++j)
+            if (const Index e = experts(n, j) - first; e >= 0 && e < counted_experts) atomicAdd(&load[e], 1);
     __syncthreads();
     const auto add = [](std::int64_t& total, int count) {
         if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&total), static_cast<unsigned long long>(count));

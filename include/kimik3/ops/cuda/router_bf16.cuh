@@ -1,16 +1,17 @@
 #pragma once
-// The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts. Its weights are float32 numbers: each is taken as a
+// The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts and 8 a token. Its weights are float32 numbers: each is taken as a
 // sum of bf16 terms, three of which hold all of its bits, so products with the tokens are exact and their sums are
 // float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's weight gradient is summed over
 // a block's tokens, then over the blocks in their order.
 
-#include "kimik3/ops/cuda/warpgroup.cuh"
+#include "kimik3/ops/cuda/pieces.cuh"
+#include "kimik3/ops/cuda/expert_warpgroup.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/router.hpp"
 
 namespace kimik3::gpu {
 
-inline constexpr int routed_experts = 64;
+inline constexpr int routed_experts = 64, routed_slots = 8;
 
 /// 16-byte piece of a row of row_bytes, a multiple of 128, permuted so that a column of pieces meets all banks.
 __device__ inline int spread(int row, int piece, int row_bytes) { return row * row_bytes + ((piece ^ (row & 7)) << 4); }
@@ -39,7 +40,7 @@ struct RouterChoice {
     MatrixView<std::int32_t> experts;
     float* cutoff;
 
-    static constexpr int tokens = 128, depth = 64, logit_row = 68;
+    static constexpr int tokens = 128, depth = 64, score_row = 65;
     static constexpr int a_bytes = tokens * 128, b_bytes = 3 * routed_experts * 128, stage_bytes = a_bytes + b_bytes;
 
     /// A number whose order as an unsigned one is that of the scores; 0 is below all. NaN stands with minus infinity.
@@ -51,54 +52,38 @@ struct RouterChoice {
         return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
     }
 
-    /// By a warp: the tokens n + 8 i from their logits, as many at once as hide each other's waits.
-    static constexpr int at_once = 4;
-    __device__ void choose(Index n, const float* logits) const {
-        constexpr unsigned all = 0xffffffffu;
-        const int lane = threadIdx.x % 32, count = static_cast<int>(experts.cols);
-        float score[at_once][2], sum[at_once] = {}, own_score[at_once] = {};
-        std::uint32_t keys[at_once][2];
-        bool broken[at_once];
+    /// By a thread, from the scores of token n in shared memory and all biases. slots > k: how many it keeps in order.
+    template <int slots>
+    __device__ void choose(Index n, const float* score, const float* biases) const {
+        std::uint32_t keys[slots] = {};
+        int chosen[slots] = {};
+        bool broken = false;
+        const int all = static_cast<int>(scores.cols), count = static_cast<int>(experts.cols);
+        for (int e = 0; e < all; ++e) {
+            const float biased = score[e] + biases[e];
+            broken |= biased != biased;
+            std::uint32_t moving = key(biased);
+            int expert = e;
 #pragma unroll
-        for (int t = 0; t < at_once; ++t) {
-            broken[t] = false;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int e = lane + 32 * i;
-                const bool exists = e < scores.cols;
-                score[t][i] = sigmoid(logits[8 * t * logit_row + e]);
-                const float biased = exists ? score[t][i] + bias[e] : 0.0f;
-                if (exists && n + 8 * t < scores.rows) scores(n + 8 * t, e) = score[t][i];
-                keys[t][i] = exists ? key(biased) : 0;
-                broken[t] |= biased != biased;
+            for (int j = 0; j < slots; ++j) {
+                const bool better = moving > keys[j];  // equal ones were of lower experts
+                const std::uint32_t old_key = keys[j];
+                const int old = chosen[j];
+                keys[j] = better ? moving : old_key, chosen[j] = better ? expert : old;
+                moving = better ? old_key : moving, expert = better ? old : expert;
             }
         }
+        float sum = 0.0f;
 #pragma unroll
-        for (int t = 0; t < at_once; ++t) broken[t] = __any_sync(all, broken[t]);
-        for (int j = 0; j < count; ++j) {
-#pragma unroll
-            for (int t = 0; t < at_once; ++t) {
-                const std::uint32_t best = __reduce_max_sync(all, max(keys[t][0], keys[t][1]));
-                const unsigned low = __ballot_sync(all, keys[t][0] == best),
-                               high = __ballot_sync(all, keys[t][1] == best);
-                const int owner = __ffs(low != 0 ? low : high) - 1;
-                const float chosen = __shfl_sync(all, low != 0 ? score[t][0] : score[t][1], owner);
-                if (lane == owner && low != 0) keys[t][0] = 0;
-                if (lane == owner && low == 0) keys[t][1] = 0;
-                if (lane == j) own_score[t] = chosen;
-                if (lane == j && n + 8 * t < scores.rows) experts(n + 8 * t, j) = owner + (low != 0 ? 0 : 32);
-                sum[t] += chosen;
-            }
+        for (int j = 0; j < slots; ++j) {
+            if (j < count) sum += score[chosen[j]];
+            if (j == count) cutoff[n] = broken ? NAN : value_of(keys[j]);
         }
+        const float factor = broken ? NAN : static_cast<float>(rule.factor),
+                    scale = rule.renormalize ? factor / (sum + 1e-20f) : factor;
 #pragma unroll
-        for (int t = 0; t < at_once; ++t) {
-            const std::uint32_t best = __reduce_max_sync(all, max(keys[t][0], keys[t][1]));
-            if (n + 8 * t >= scores.rows) continue;
-            if (lane == 0) cutoff[n + 8 * t] = broken[t] ? NAN : value_of(best);
-            const float factor = broken[t] ? NAN : static_cast<float>(rule.factor);
-            if (lane < count)
-                weights(n + 8 * t, lane) = own_score[t] * (rule.renormalize ? factor / (sum[t] + 1e-20f) : factor);
-        }
+        for (int j = 0; j < slots; ++j)
+            if (j < count) experts(n, j) = chosen[j], weights(n, j) = score[chosen[j]] * scale;
     }
 };
 
@@ -106,7 +91,7 @@ template <class Choice>
 __global__ void __launch_bounds__(256, 2) router_choice_kernel(const Choice r) {
     extern __shared__ __align__(1024) unsigned char stages[];
     const Index first = blockIdx.x * Index{Choice::tokens};
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, piece = threadIdx.x % 8;
+    const int lane = threadIdx.x % 32, piece = threadIdx.x % 8;
     const auto load = [&](Index k0, int stage) {
         unsigned char* to = stages + stage * Choice::stage_bytes;
         const bool inside = k0 + 8 * piece < r.x.cols;
@@ -142,19 +127,30 @@ __global__ void __launch_bounds__(256, 2) router_choice_kernel(const Choice r) {
     }
     wait_for_products<0>();
     __syncthreads();
-    float* logits = reinterpret_cast<float*>(stages);
+    float *scores = reinterpret_cast<float*>(stages), *biases = scores + Choice::tokens * Choice::score_row;
+    if (threadIdx.x < routed_experts)
+        biases[threadIdx.x] = threadIdx.x < r.scores.cols ? r.bias[threadIdx.x] : 0.0f;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float* high = &sums[4 * j + 2 * half];
-            const int row = 64 * group + threadIdx.x / 32 % 4 * 16 + lane / 4 + 8 * half;
-            *reinterpret_cast<float2*>(logits + row * Choice::logit_row + 8 * j + lane % 4 * 2) = {
-                high[64] + high[32] + high[0], high[65] + high[33] + high[1]};
+        for (int i = 0; i < 4; ++i) {
+            const float* high = &sums[4 * j + i];
+            const int row = 64 * group + threadIdx.x / 32 % 4 * 16 + lane / 4 + i / 2 * 8;
+            // (MOE-1)
+            scores[row * Choice::score_row + 8 * j + lane % 4 * 2 + i % 2] = sigmoid(high[64] + high[32] + high[0]);
         }
     __syncthreads();
-    for (int t = warp; t < Choice::tokens; t += 8 * Choice::at_once)
-        if (first + t < r.x.rows) r.choose(first + t, logits + t * Choice::logit_row);
+    const int rows = static_cast<int>(min(r.x.rows - first, Index{Choice::tokens})), e = threadIdx.x % routed_experts;
+    if (e < r.scores.cols)
+        for (int row = threadIdx.x / routed_experts; row < rows; row += 256 / routed_experts)
+            r.scores(first + row, e) = scores[row * Choice::score_row + e];
+    // (MOE-2), (MOE-3)
+    for (int row = threadIdx.x; row < rows; row += 256) {
+        if (r.experts.cols <= 4)
+            r.template choose<5>(first + row, scores + row * Choice::score_row, biases);
+        else
+            r.template choose<routed_slots + 1>(first + row, scores + row * Choice::score_row, biases);
+    }
 }
 
 /// The gradients of the chosen logits in place of dweights, and what they add to dx; a warp a token.
@@ -166,6 +162,16 @@ inline void router_inputs_bf16(const Context<Cuda>& ctx, MatrixView<const float>
     for_rows(ctx, scores.rows, 32, [=] __device__(Index n, Team team) {
         constexpr unsigned all = 0xffffffffu;
         const int count = static_cast<int>(experts.cols);
+        constexpr int ahead = 3;  // pieces of dx that a lane asks for before all else
+        uint4 fetched[ahead];
+        const auto fetch = [&](Index first) {
+#pragma unroll
+            for (int a = 0; a < ahead; ++a) {
+                const Index c = first + 256 * a + 8 * team.rank;
+                fetched[a] = c < dx.cols ? *reinterpret_cast<const uint4*>(dx.row(n) + c) : uint4{};
+            }
+        };
+        fetch(0);
         const bool mine = team.rank < count;
         const int expert = mine ? experts(n, team.rank) : 0;
         const float s = mine ? scores(n, expert) : 0.0f, dweight = mine ? dweights(n, team.rank) : 0.0f;
@@ -182,29 +188,28 @@ inline void router_inputs_bf16(const Context<Cuda>& ctx, MatrixView<const float>
         // (MOE-7)
         const float gradient = s * (1.0f - s) * scale * (dweight - mean);
         if (mine) dweights(n, team.rank) = gradient;
-        for (Index first = 0; first < dx.cols; first += 256) {
-            const Index c = first + 8 * team.rank;
-            const bool inside = c < dx.cols;
-            uint4 packed = inside ? *reinterpret_cast<const uint4*>(dx.row(n) + c) : uint4{};
-            const float2 pairs[4] = {unpack_bf16(packed.x), unpack_bf16(packed.y), unpack_bf16(packed.z),
-                                     unpack_bf16(packed.w)};
-            float sums[8];
-            for (int i = 0; i < 4; ++i) sums[2 * i] = pairs[i].x, sums[2 * i + 1] = pairs[i].y;
+        for (Index first = 0; first < dx.cols; first += 256 * ahead) {
+            if (first > 0) fetch(first);
+#pragma unroll
+            for (int a = 0; a < ahead; ++a) {
+                const Index c = first + 256 * a + 8 * team.rank;
+                const bool inside = c < dx.cols;
+                float sums[8];
+                unpack_eight(fetched[a], sums);
 #pragma unroll 4
-            for (int j = 0; j < count; ++j) {
-                const float factor = __shfl_sync(all, gradient, j);
-                const float* row = w.row(__shfl_sync(all, expert, j)) + c;
-                if (!inside) continue;
-                const float4 low = *reinterpret_cast<const float4*>(row),
-                             high = *reinterpret_cast<const float4*>(row + 4);
-                sums[0] += factor * low.x, sums[1] += factor * low.y, sums[2] += factor * low.z,
-                    sums[3] += factor * low.w;
-                sums[4] += factor * high.x, sums[5] += factor * high.y, sums[6] += factor * high.z,
-                    sums[7] += factor * high.w;
+                for (int j = 0; j < count; ++j) {
+                    const float factor = __shfl_sync(all, gradient, j);
+                    const float* row = w.row(__shfl_sync(all, expert, j)) + c;
+                    if (!inside) continue;
+                    const float4 low = *reinterpret_cast<const float4*>(row),
+                                 high = *reinterpret_cast<const float4*>(row + 4);
+                    sums[0] += factor * low.x, sums[1] += factor * low.y, sums[2] += factor * low.z,
+                        sums[3] += factor * low.w;
+                    sums[4] += factor * high.x, sums[5] += factor * high.y, sums[6] += factor * high.z,
+                        sums[7] += factor * high.w;
+                }
+                if (inside) *reinterpret_cast<uint4*>(dx.row(n) + c) = pack_eight(sums);
             }
-            packed = {pack_bf16(sums[0], sums[1]), pack_bf16(sums[2], sums[3]), pack_bf16(sums[4], sums[5]),
-                      pack_bf16(sums[6], sums[7])};
-            if (inside) *reinterpret_cast<uint4*>(dx.row(n) + c) = packed;
         }
     });
 }
@@ -241,9 +246,22 @@ __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r
         }
         commit_copies();
     };
+    // The pairs of a step, a step ahead.
+    constexpr int own = Job::depth * routed_slots / 256;
+    int own_expert[own];
+    float own_gradient[own];
+    const auto look_up = [&](Index n0) {
+#pragma unroll
+        for (int i = 0; i < own; ++i) {
+            const int pair = threadIdx.x + 256 * i, row = pair / chosen;
+            const bool exists = row < Job::depth && n0 + row < end;
+            own_expert[i] = exists ? r.experts(n0 + row, pair % chosen) : -1;
+            own_gradient[i] = exists ? r.gradient(n0 + row, pair % chosen) : 0.0f;
+        }
+    };
     // A warp has all experts and 80 columns.
     float sums[4][10][4] = {};
-    if (begin < end) load(begin, 0);
+    if (begin < end) load(begin, 0), look_up(begin);
     int stage = 0;
     for (Index n0 = begin; n0 < end; n0 += Job::depth, stage ^= 1) {
         wait_for_copies<0>();
@@ -252,15 +270,14 @@ __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r
         for (int i = threadIdx.x; i < 2 * Job::term_bytes / 16; i += 256)
             reinterpret_cast<uint4*>(terms)[i] = uint4{};
         __syncthreads();
-        for (int i = threadIdx.x; i < Job::depth * chosen; i += 256) {
-            const int row = i / chosen, slot = i % chosen;
-            if (n0 + row >= end) continue;
-            const int e = r.experts(n0 + row, slot);
-            float value = r.gradient(n0 + row, slot);
-            for (int t = 0; t < 2; ++t)
+#pragma unroll
+        for (int i = 0; i < own; ++i) {
+            const int row = (threadIdx.x + 256 * i) / chosen, e = own_expert[i];
+            for (int t = 0; t < 2 && e >= 0; ++t)
                 reinterpret_cast<bf16*>(terms + t * Job::term_bytes + spread(row, e / 8, 128))[e % 8] =
-                    next_term(value);
+                    next_term(own_gradient[i]);
         }
+        look_up(n0 + Job::depth);
         __syncthreads();
         const unsigned char* x_from = stages + stage * Job::x_bytes;
 #pragma unroll
@@ -306,7 +323,7 @@ __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r
 
 /// Whether these kernels take such tokens: rows of whole, aligned 16-byte pieces.
 inline bool tensor_router(MatrixView<const bf16> x, Index experts, Index chosen) {
-    return has_warpgroups() && experts <= routed_experts && chosen <= 32 && x.cols > 0 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
+    return has_warpgroups() && experts <= routed_experts && chosen <= routed_slots && x.cols > 0 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
            reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
 }
 
