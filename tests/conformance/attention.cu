@@ -1,6 +1,10 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/causal_attention.hpp"
+#include "kimik3/ops/cpu/latent_attention.hpp"
+#include "kimik3/ops/cuda/causal_attention.cuh"
+#include "kimik3/ops/cuda/latent_attention.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

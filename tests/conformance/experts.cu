@@ -1,6 +1,14 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/expert_dispatch.hpp"
+#include "kimik3/ops/cpu/expert_products.hpp"
+#include "kimik3/ops/cpu/quantile_balance.hpp"
+#include "kimik3/ops/cpu/router.hpp"
+#include "kimik3/ops/cuda/expert_dispatch.cuh"
+#include "kimik3/ops/cuda/expert_products.cuh"
+#include "kimik3/ops/cuda/quantile_balance.cuh"
+#include "kimik3/ops/cuda/router.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

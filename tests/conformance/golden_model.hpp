@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 
 namespace kimik3::test {
 

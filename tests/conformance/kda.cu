@@ -1,6 +1,12 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/kda_chunk.hpp"
+#include "kimik3/ops/cpu/kda_fused.hpp"
+#include "kimik3/ops/cpu/kda_recurrent.hpp"
+#include "kimik3/ops/cuda/kda_chunk.cuh"
+#include "kimik3/ops/cuda/kda_fused.cuh"
+#include "kimik3/ops/cuda/kda_recurrent.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

@@ -1,6 +1,12 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/adamw.hpp"
+#include "kimik3/ops/cpu/gradient_norm.hpp"
+#include "kimik3/ops/cpu/muon.hpp"
+#include "kimik3/ops/cuda/adamw.cuh"
+#include "kimik3/ops/cuda/gradient_norm.cuh"
+#include "kimik3/ops/cuda/muon.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

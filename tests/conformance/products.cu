@@ -2,6 +2,9 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/matmul.hpp"
+#include "kimik3/ops/cuda/convert.cuh"
+#include "kimik3/ops/cuda/matmul.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

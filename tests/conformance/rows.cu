@@ -1,6 +1,32 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/ops/cpu/add.hpp"
+#include "kimik3/ops/cpu/attn_res.hpp"
+#include "kimik3/ops/cpu/cross_entropy.hpp"
+#include "kimik3/ops/cpu/decay_gate.hpp"
+#include "kimik3/ops/cpu/embedding.hpp"
+#include "kimik3/ops/cpu/gated_norm.hpp"
+#include "kimik3/ops/cpu/l2_norm.hpp"
+#include "kimik3/ops/cpu/matmul.hpp"
+#include "kimik3/ops/cpu/rms_norm.hpp"
+#include "kimik3/ops/cpu/short_conv.hpp"
+#include "kimik3/ops/cpu/sigmoid.hpp"
+#include "kimik3/ops/cpu/sigmoid_gate.hpp"
+#include "kimik3/ops/cpu/situ.hpp"
+#include "kimik3/ops/cuda/add.cuh"
+#include "kimik3/ops/cuda/attn_res.cuh"
+#include "kimik3/ops/cuda/cross_entropy.cuh"
+#include "kimik3/ops/cuda/decay_gate.cuh"
+#include "kimik3/ops/cuda/embedding.cuh"
+#include "kimik3/ops/cuda/gated_norm.cuh"
+#include "kimik3/ops/cuda/l2_norm.cuh"
+#include "kimik3/ops/cuda/matmul.cuh"
+#include "kimik3/ops/cuda/rms_norm.cuh"
+#include "kimik3/ops/cuda/short_conv.cuh"
+#include "kimik3/ops/cuda/sigmoid.cuh"
+#include "kimik3/ops/cuda/sigmoid_gate.cuh"
+#include "kimik3/ops/cuda/situ.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

@@ -7,27 +7,17 @@
 // array, which is made anew where the array may have changed. Sums of the loss are kept in double.
 
 #include <cmath>
-#include <span>
 
 #include "kimik3/model/activations.hpp"
 #include "kimik3/model/decoding_state.hpp"
 #include "kimik3/model/initialise.hpp"
 #include "kimik3/model/parameter_layout.hpp"
+#include "kimik3/model/pass.hpp"
 #include "kimik3/ops/adamw.hpp"
 #include "kimik3/ops/convert.hpp"
 #include "kimik3/ops/embedding.hpp"
 
 namespace kimik3 {
-
-using Tokens = std::span<const std::int32_t>;
-
-/// What a pass over a batch gives: the mean loss over the counted targets, 0 when none is counted.
-struct Loss {
-    double loss = 0;
-    Index counted = 0;  // targets that are not ignored
-
-    operator double() const { return loss; }
-};
 
 template <ModelConfig config_value, class Backend = Cpu, class T = float, class Layers = schedule_of<config_value>>
 class KimiK3 {
@@ -65,8 +55,7 @@ public:
     const Context<Backend>& context() const { return ctx_; }
     /// One entry a checkpoint tensor; offsets point into weights() and gradients().
     const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
-    /// To be asked for again before it is written to after a pass: a pass reads the copy that was made of it (bf16) unless
-    /// it was asked for since.
+    /// To be asked for again before it is written to after a pass: in bf16 a pass makes its copy only where it was.
     VectorView<A> weights() const {
         copied_ = false;
         return weights_.view();
