@@ -77,8 +77,8 @@ public:
         return measure(Sequences::uniform(batch, length), Pass::training);
     }
 
-    /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another;
-    /// targets[i]: what should follow tokens[i], or ignored_target.
+    /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another; targets:
+    /// what should follow each, or ignored_target.
     Loss forward(Tokens tokens, Tokens targets, Index batch = 1) {
         return forward(tokens, targets, equal_sequences(tokens, batch));
     }
@@ -238,10 +238,7 @@ private:
     /// Lays out the activations of a pass, with new memory only where the old is too small.
     void lay_out(const Sequences& sequences, Pass pass) {
         const Index bytes = measure(sequences, pass);
-        if (bytes > memory_.size()) {
-            memory_ = {};
-            memory_ = Buffer<std::byte, Backend>(bytes);
-        }
+        if (bytes > memory_.size()) memory_ = {}, memory_ = Buffer<std::byte, Backend>(bytes);
         Arena arena(memory_.data(), memory_.size());
         acts_ = Acts::bind(arena, config, sequences, pass, keep_);
     }
