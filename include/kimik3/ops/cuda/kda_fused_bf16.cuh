@@ -89,6 +89,17 @@ void launch(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index block
     check_launch();
 }
 
+/// Multiprocessors of the GPU.
+inline Index processors() {
+    static const Index count = [] {
+        int device = 0, found = 0;
+        KIMIK3_CUDA(cudaGetDevice(&device));
+        KIMIK3_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device));
+        return Index{found};
+    }();
+    return count;
+}
+
 /// Hands out arrays, aligned to 128 bytes, of one piece of scratch memory; measures where there is none.
 struct Pieces {
     char* memory = nullptr;
@@ -117,7 +128,7 @@ template <class C>
 void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInput<bf16>& in, const Layout& layout,
              const Place* places, const Prepared& to) {
     launch(ctx, prepare_kernel<C>, layout.chunks() * form.heads, C::threads, sizeof(PrepareMemory<C>), in, places,
-           form.heads, static_cast<float>(form.lower_bound), to);
+           form.heads, static_cast<float>(form.lower_bound), to, 2 * processors());
 }
 
 inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
@@ -184,7 +195,7 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
                    to.initial, dvalues, dstates);
         });
         launch(ctx, gradient_kernel<C>, units, GradientMemory<C>::threads, sizeof(GradientMemory<C>), in, places,
-               form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts);
+               form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts, processors());
         if (layout.chunks() > 0)
             launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
                    to.A_log, to.dt_bias);

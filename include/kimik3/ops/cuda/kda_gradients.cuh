@@ -20,7 +20,7 @@ template <class C>
 struct GradientMemory {
     static constexpr int warps = gradient_warps<C>, threads = 32 * warps, quarter = C::width / 4,
                          state_parts = warps / (C::width / 16);
-    static constexpr int stage = C::width + 4;  // pitch of float32 sums
+    static constexpr int stage = C::width + 8;  // pitch of float32 sums
     union Whole {
         bf16 state[C::width * C::pitch];
         float sums[C::rows * stage];
@@ -270,13 +270,12 @@ struct ChannelGradients {
     }
 };
 
-/// to = r (dy - y (y . dy)), the gradient before the L2 norm; y = x r.
+/// to = r (dy - y (y . dy)), the gradient before the L2 norm of y.
 template <class C>
-__device__ void store_before_norm(bf16* to, const uint4& x, float r, float (&dy)[8], bool exists) {
-    float y[8], along = 0;
-    unpack_8(y, x);
+__device__ void store_before_norm(bf16* to, const float (&y)[8], float r, float (&dy)[8], bool exists) {
+    float along = 0;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) y[e] *= r, along += y[e] * dy[e];
+    for (int e = 0; e < 8; ++e) along += y[e] * dy[e];
 #pragma unroll
     for (int apart = 1; apart < C::octets; apart *= 2) along += __shfl_xor_sync(0xffffffffu, along, apart);
 #pragma unroll
@@ -306,13 +305,11 @@ __device__ void finish_gradients(GradientMemory<C>& m, const GradientPart<C>& pa
         for (int e = 0; e < 8; ++e) {
             dc[t][e] = q[e] * dq[e] + k[e] * dk[e] - k_down[e] * dk_col[e];
             const float up = power_of_two(part.c[t][e]), down = power_of_two(-part.c[t][e]);
-            dq[e] *= up * scale;
-            dk[e] = dk[e] * up + dk_col[e] * down;
+            dq[e] *= up * scale, q[e] *= down / scale;  // from here on the unit vectors
+            dk[e] = dk[e] * up + dk_col[e] * down, k[e] *= down;
         }
-        const uint4 raw_q = GradientPart<C>::raw(in.q, place, head, row, part.channel),
-                    raw_k = GradientPart<C>::raw(in.k, place, head, row, part.channel);
-        store_before_norm<C>(to.q.row(n) + col, raw_q, part.q_r[t], dq, exists);
-        store_before_norm<C>(to.k.row(n) + col, raw_k, part.k_r[t], dk, exists);
+        store_before_norm<C>(to.q.row(n) + col, q, part.q_r[t], dq, exists);
+        store_before_norm<C>(to.k.row(n) + col, k, part.k_r[t], dk, exists);
     }
     // dg: sums of dc from the chunk's end.
 #pragma unroll
@@ -336,10 +333,13 @@ __device__ void finish_gradients(GradientMemory<C>& m, const GradientPart<C>& pa
         for (int p = 0; p < GradientMemory<C>::state_parts; ++p) sum += m.along_state[p * C::width + a];
         for (int step = 0; step <= C::tiles; ++step) sum *= m.steps[step * C::width + a];
         for (int tile = 0; tile < C::tiles; ++tile) sum += m.along_keys[tile * C::width + a];
+        float of_warps[GradientMemory<C>::warps];
+#pragma unroll
+        for (int w = 0; w < GradientMemory<C>::warps; ++w) of_warps[w] = m.sums[w * C::width + a];
+#pragma unroll
         for (int w = GradientMemory<C>::warps - 1; w >= 0; --w) {
-            const float own = m.sums[w * C::width + a];
             m.sums[w * C::width + a] = sum;
-            sum += own;
+            sum += of_warps[w];
         }
     }
     __syncthreads();
@@ -350,7 +350,7 @@ __device__ void finish_gradients(GradientMemory<C>& m, const GradientPart<C>& pa
 #pragma unroll
     for (int t = 0; t < GradientPart<C>::own; ++t) {
         float z[8];
-        unpack_8(z, GradientPart<C>::raw(in.z, place, head, part.row + t, part.channel));
+        unpack_8(z, part.z[t]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const float logit = z[e] + bias[e], s = fast_sigmoid(rate * logit);
@@ -382,12 +382,14 @@ template <class C>
 __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
     gradient_kernel(KdaRawInput<bf16> in, const Place* places, Index heads, float bound, Prepared from,
                     MatrixView<const bf16> states, MatrixView<const bf16> d_o, const bf16* dvalues, const bf16* dstates,
-                    KdaRawGradient<bf16> to, float* gate_parts) {
+                    KdaRawGradient<bf16> to, float* gate_parts, Index ahead) {
     extern __shared__ __align__(16) char memory[];
     using M = GradientMemory<C>;
     M& m = *reinterpret_cast<M*>(memory);
     const Index chunk = blockIdx.x / heads, head = blockIdx.x % heads, unit = blockIdx.x;
     const Place place = places[chunk];
+    GradientPart<C> part;
+    part.fetch(in, place, head);
     const auto from_blocks = [&](bf16* local, const bf16* all) {
 #pragma unroll
         for (int i = threadIdx.x; i < C::rows * C::octets; i += M::threads) {
@@ -407,8 +409,7 @@ __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
         const int row = static_cast<int>(threadIdx.x);
         m.beta[row] = row < place.count ? fast_sigmoid(in.b(place.first + row, head)) : 0.0f;
     }
-    GradientPart<C> part;
-    part.load(in, place, head, bound, m.sums);
+    part.prepare(in, place, head, bound, m.sums);
 #pragma unroll
     for (int t = 0; t < part.own; ++t) {
         constexpr float scale = C::width == 128 ? 0.08838834764831845f : 0.125f;
@@ -430,6 +431,18 @@ __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
     }
     wait_for_copies<0>();
     __syncthreads();
+    if (const Index later = unit + ahead; later < gridDim.x) {
+        const Place next = places[later / heads];
+        const auto expect = [&](const auto& all) { expect_rows<C, M::threads>(all, next, later % heads); };
+        expect(in.q), expect(in.k), expect(in.z), expect(d_o);
+        constexpr int square = C::rows * C::width, pairs = C::rows * C::rows;
+        expect_array<M::threads, square>(from.u + later * square);
+        expect_array<M::threads, square>(from.w + later * square);
+        expect_array<M::threads, square>(dvalues + later * square);
+        expect_array<M::threads, C::state>(states.row(later / heads) + later % heads * C::state);
+        expect_array<M::threads, C::state>(dstates + later * C::state);
+        expect_array<M::threads, pairs>(from.lower + later * pairs);
+    }
     const int tile = part.warp % C::tiles;
     if (part.warp < M::warps / 2) {
         values_of_chunk(m, tile, part.warp / C::tiles * (C::width / 2));
@@ -474,7 +487,7 @@ __global__ void __launch_bounds__(1024) gate_gradient_kernel(const float* parts,
     const int channel = threadIdx.x % width, team = threadIdx.x / width;
     const Index head = blockIdx.x;
     float total = 0, moment = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (Index chunk = team; chunk < chunks; chunk += teams) {
         const float* part = parts + (chunk * heads + head) * 2 * width + channel;
         total += part[0], moment += part[width];

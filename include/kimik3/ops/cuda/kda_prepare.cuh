@@ -66,47 +66,48 @@ __device__ void solve_columns(const PrepareMemory<C>& m, bf16* y, int col, float
     }
 }
 
-/// One row tile of P (of q), zeros behind the diagonal, or L (of k).
+/// One tile of P (of q) or of L (of k).
 template <class C>
-__device__ void pair_products(PrepareMemory<C>& m, int tile, bool keys, bf16* p) {
+__device__ void pair_products(PrepareMemory<C>& m, int tile, int to, bool keys, bf16* p) {
     const int lane = threadIdx.x % 32;
-    Fragment left[C::width / 16];
+    const bf16* left = keys ? m.k : m.q;
+    const std::uint32_t* apart = m.apart + (tile * C::tiles + to) * C::width / 2;
+    float sum[2][4] = {}, more[2][4] = {};
 #pragma unroll
-    for (int a = 0; a < C::width / 16; ++a) load_a(left[a], keys ? m.k : m.q, C::pitch, 16 * tile, 16 * a);
-    for (int i = lane; !keys && i < 32 * (C::tiles - 1 - tile); i += 32)
-        as_16_bytes(p + swizzled(16 * tile + i / 2 % 16, (tile + 1 + i / 32) * 16 + i % 2 * 8)) = uint4{0, 0, 0, 0};
-    for (int to = 0; to <= tile; ++to) {
-        float sum[2][4] = {}, more[2][4] = {};
-        const std::uint32_t* apart = m.apart + (tile * C::tiles + to) * C::width / 2;
+    for (int i = 0; i < C::width / 16; ++i) {
+        Fragment a, b;
+        load_a(a, left, C::pitch, 16 * tile, 16 * i);
+        load_b(b, m.k_down, C::pitch, 16 * to, 16 * i);
+        if (to < tile) {
+            const std::uint32_t low = apart[8 * i + lane % 4], high = apart[8 * i + 4 + lane % 4];
+            a[0] = multiply_pairs(a[0], low), a[1] = multiply_pairs(a[1], low);
+            a[2] = multiply_pairs(a[2], high), a[3] = multiply_pairs(a[3], high);
+        }
+        multiply_tile(i % 2 == 0 ? sum : more, a, b);
+    }
 #pragma unroll
-        for (int a = 0; a < C::width / 16; ++a) {
-            Fragment b, scaled;
-            load_b(b, m.k_down, C::pitch, 16 * to, 16 * a);
-            if (to == tile) {
-                multiply_tile(a % 2 == 0 ? sum : more, left[a], b);
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int inside = lane / 4 + 8 * half, i = 16 * tile + inside, j = 16 * to + 8 * n + lane % 4 * 2;
+            float x = sum[n][2 * half] + more[n][2 * half], y = sum[n][2 * half + 1] + more[n][2 * half + 1];
+            if (keys) {
+                x = j < i ? m.beta[i] * x : 0.0f, y = j + 1 < i ? m.beta[i] * y : 0.0f;
+                *reinterpret_cast<std::uint32_t*>(m.lower + i * C::narrow + j) = pack_bf16(-x, -y);
+                if (to == tile)
+                    *reinterpret_cast<float2*>(m.diagonal + tile * (256 + 16) + inside * 16 + j % 16) = {x, y};
             } else {
-                const std::uint32_t low = apart[8 * a + lane % 4], high = apart[8 * a + 4 + lane % 4];
-                scaled[0] = multiply_pairs(left[a][0], low), scaled[1] = multiply_pairs(left[a][1], low);
-                scaled[2] = multiply_pairs(left[a][2], high), scaled[3] = multiply_pairs(left[a][3], high);
-                multiply_tile(a % 2 == 0 ? sum : more, scaled, b);
+                x = j <= i ? x : 0.0f, y = j + 1 <= i ? y : 0.0f;
+                *reinterpret_cast<std::uint32_t*>(p + swizzled(i, j)) = pack_bf16(x, y);
             }
         }
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int inside = lane / 4 + 8 * half, i = 16 * tile + inside, j = 16 * to + 8 * n + lane % 4 * 2;
-                float x = sum[n][2 * half] + more[n][2 * half], y = sum[n][2 * half + 1] + more[n][2 * half + 1];
-                if (keys) {
-                    x = j < i ? m.beta[i] * x : 0.0f, y = j + 1 < i ? m.beta[i] * y : 0.0f;
-                    *reinterpret_cast<std::uint32_t*>(m.lower + i * C::narrow + j) = pack_bf16(-x, -y);
-                    if (to == tile)
-                        *reinterpret_cast<float2*>(m.diagonal + tile * (256 + 16) + inside * 16 + j % 16) = {x, y};
-                } else {
-                    x = j <= i ? x : 0.0f, y = j + 1 <= i ? y : 0.0f;
-                    *reinterpret_cast<std::uint32_t*>(p + swizzled(i, j)) = pack_bf16(x, y);
-                }
-            }
+}
+/// Zeros in the tiles of P above the diagonal.
+template <class C>
+__device__ void clear_above(bf16* p) {
+    for (int i = threadIdx.x; i < C::rows * C::rows / 8; i += C::threads) {
+        const int row = i / (C::rows / 8), col = i % (C::rows / 8) * 8;
+        if (col / 16 > row / 16) as_16_bytes(p + swizzled(row, col)) = uint4{0, 0, 0, 0};
     }
 }
 
@@ -121,11 +122,13 @@ __device__ void write_tile(bf16* to, const bf16* from) {
 
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
-    prepare_kernel(KdaRawInput<bf16> in, const Place* places, Index heads, float bound, Prepared to) {
+    prepare_kernel(KdaRawInput<bf16> in, const Place* places, Index heads, float bound, Prepared to, Index ahead) {
     extern __shared__ __align__(16) char memory[];
     PrepareMemory<C>& m = *reinterpret_cast<PrepareMemory<C>*>(memory);
     const Index chunk = blockIdx.x / heads, head = blockIdx.x % heads, unit = blockIdx.x;
     const Place place = places[chunk];
+    Part<C, C::warps> part;
+    part.fetch(in, place, head);
     copy_tile<C::threads, C::rows, C::width>(m.v, C::pitch, in.v.row(place.first) + head * C::width, in.v.stride,
                                              place.count);
     commit_copies();
@@ -134,8 +137,7 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
         m.beta[row] = row < place.count ? fast_sigmoid(in.b(place.first + row, head)) : 0.0f;
     }
     {
-        Part<C, C::warps> part;
-        part.load(in, place, head, bound, m.sums);
+        part.prepare(in, place, head, bound, m.sums);
         float middle[8], end[8];
         read_8(middle, m.sums + part.middle(part.tile()) * C::width + part.channel);
         read_8(end, m.sums + (C::warps - 1) * C::width + part.channel);
@@ -163,6 +165,11 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
             as_16_bytes(to.q + out) = pack_8(q), as_16_bytes(to.k + out) = pack_8(down);
         }
     }
+    if (const Index later = unit + ahead; later < gridDim.x) {
+        const Place next = places[later / heads];
+        const auto expect = [&](const auto& all) { expect_rows<C, C::threads>(all, next, later % heads); };
+        expect(in.q), expect(in.k), expect(in.z), expect(in.v);
+    }
     for (int i = threadIdx.x; i < C::tiles * C::tiles * C::width / 2; i += C::threads) {
         const int pair = i / (C::width / 2), channel = i % (C::width / 2) * 2, tile = pair / C::tiles,
                   before = pair % C::tiles;
@@ -178,8 +185,12 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
     wait_for_copies<0>();
     __syncthreads();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const bool keys = warp >= C::tiles;
-    pair_products<C>(m, keys ? C::warps - 1 - warp : warp, keys, to.p + unit * C::rows * 64);
+    bf16* p = to.p + unit * C::rows * 64;
+    clear_above<C>(p);
+    for (int task = warp; task < C::tiles * (C::tiles + 1); task += C::warps) {
+        const int pair = task / 2, row = pair < 1 ? 0 : pair < 3 ? 1 : pair < 6 ? 2 : 3;
+        pair_products<C>(m, row, pair - row * (row + 1) / 2, task % 2 == 0, p);
+    }
     __syncthreads();
     invert_diagonal<C>(m, warp, lane);
     __syncthreads();

@@ -131,6 +131,19 @@ __device__ inline void read_8(float (&to)[8], const float* from) {
     }
 }
 
+/// Begins to bring memory into the L2 cache: rows of a head, or an array, a line of 128 bytes a thread.
+__device__ inline void expect_line(const bf16* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+template <class C, int threads>
+__device__ void expect_rows(const MatrixView<const bf16>& m, const Place& place, Index head) {
+    constexpr int lines = C::width / 64;
+    for (int i = threadIdx.x; i < place.count * lines; i += threads)
+        expect_line(m.row(place.first + i / lines) + head * C::width + i % lines * 64);
+}
+template <int threads, int count>
+__device__ void expect_array(const bf16* from) {
+    for (int i = threadIdx.x; i < count / 64; i += threads) expect_line(from + i * 64);
+}
+
 /// Copies [rows, cols] with 16 bytes a thread and step; rows from count on are zeros.
 template <int threads, int rows, int cols>
 __device__ void copy_tile(bf16* to, int pitch, const bf16* from, Index stride, int count = rows) {
@@ -148,9 +161,9 @@ template <class C, int warps>
 struct Part {
     static constexpr int threads = 32 * warps, tokens = C::rows / warps, own = tokens * C::octets / 32;
     int lane, warp, channel, row;
-    uint4 q[own], k[own];      // raw
-    float q_r[own], k_r[own];  // 1 / norm
-    float c[own][8];           // relative to the middle of the tile
+    uint4 q[own], k[own], z[own];  // raw
+    float q_r[own], k_r[own];      // 1 / norm
+    float c[own][8];               // relative to the middle of the tile
 
     __device__ Part()
         : lane(threadIdx.x % 32),
@@ -176,15 +189,16 @@ struct Part {
         return rsqrtf(squares + static_cast<float>(l2_norm_eps));
     }
 
-    /// Loads q and k, their norms, and the decay; sums: [warps, width], afterwards c at the last token of every warp.
-    __device__ void load(const KdaRawInput<bf16>& in, const Place& place, Index head, float bound, float* sums) {
-        uint4 z[own];
+    __device__ void fetch(const KdaRawInput<bf16>& in, const Place& place, Index head) {
 #pragma unroll
         for (int t = 0; t < own; ++t) {
             q[t] = raw(in.q, place, head, row + t, channel);
             k[t] = raw(in.k, place, head, row + t, channel);
             z[t] = raw(in.z, place, head, row + t, channel);
         }
+    }
+    /// Norms and decays of what was fetched; sums: [warps, width], afterwards c at the last token of every warp.
+    __device__ void prepare(const KdaRawInput<bf16>& in, const Place& place, Index head, float bound, float* sums) {
         const float rate = expf(in.A_log[head]);
         const float* bias = in.dt_bias.data + head * C::width + channel;
 #pragma unroll
@@ -212,9 +226,11 @@ struct Part {
         }
         __syncthreads();
         for (int a = threadIdx.x; a < C::width; a += threads) {
-            float sum = 0;
+            float sum = 0, of_warps[warps];
 #pragma unroll
-            for (int w = 0; w < warps; ++w) sums[w * C::width + a] = sum += sums[w * C::width + a];
+            for (int w = 0; w < warps; ++w) of_warps[w] = sums[w * C::width + a];
+#pragma unroll
+            for (int w = 0; w < warps; ++w) sums[w * C::width + a] = sum += of_warps[w];
         }
         __syncthreads();
         float middle[8], before[8] = {};
