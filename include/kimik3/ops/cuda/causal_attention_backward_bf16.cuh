@@ -216,9 +216,9 @@ __device__ inline void compute_dkv(const BackwardOperands& in, const BackwardMem
 
 #endif  // KIMIK3_HAS_WARPGROUPS
 
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads, 1)
-    dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<bf16> dq, MatrixView<bf16> kept) {
+    dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dq, MatrixView<T> kept) {
 #ifdef KIMIK3_HAS_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
@@ -233,9 +233,9 @@ __global__ void __launch_bounds__(threads, 1)
 #endif
 }
 
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads, 1)
-    dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<bf16> dkv, float* shares, Index rows) {
+    dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dkv, float* shares, Index rows) {
 #ifdef KIMIK3_HAS_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
@@ -251,8 +251,8 @@ __global__ void __launch_bounds__(threads, 1)
 }
 
 /// delta [rows, H] = do . o, by 16 threads a head.
-template <class = void>
-__global__ void delta_kernel(Index rows, MlaHeads heads, MatrixView<const bf16> d_o, MatrixView<const bf16> o,
+template <class T>
+__global__ void delta_kernel(Index rows, MlaHeads heads, MatrixView<const T> d_o, MatrixView<const T> o,
                              MatrixView<float> delta) {
     const Index at = (Index{blockIdx.x} * blockDim.x + threadIdx.x) / 16, n = at / heads.count, h = at % heads.count;
     const int c = static_cast<int>(threadIdx.x % 16) * 8;
@@ -272,8 +272,8 @@ __global__ void delta_kernel(Index rows, MlaHeads heads, MatrixView<const bf16> 
 }
 
 /// dk_shared [rows, r] = the sum of shares [H, rows, r] over heads.
-template <class = void>
-__global__ void shared_sum_kernel(Index rows, MlaHeads heads, const float* shares, MatrixView<bf16> dk_shared) {
+template <class T>
+__global__ void shared_sum_kernel(Index rows, MlaHeads heads, const float* shares, MatrixView<T> dk_shared) {
     const Index at = (Index{blockIdx.x} * blockDim.x + threadIdx.x) * 4, width = heads.shared, n = at / width;
     if (n >= rows) return;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -286,7 +286,7 @@ __global__ void shared_sum_kernel(Index rows, MlaHeads heads, const float* share
 
 inline bool backward_suits(const MlaHeads& heads, std::initializer_list<MatrixView<const bf16>> matrices) {
     static const bool prepared =
-        prepare(dq_kernel<>, BackwardMemory::bytes) && prepare(dkv_kernel<>, BackwardMemory::bytes);
+        prepare(dq_kernel<bf16>, BackwardMemory::bytes) && prepare(dkv_kernel<bf16>, BackwardMemory::bytes);
     return prepared && fits(heads) && std::ranges::all_of(matrices, in_pieces);
 }
 
@@ -305,15 +305,16 @@ inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, cons
     const MatrixView<bf16> kept(reinterpret_cast<bf16*>(delta.data + round_up(rows * heads.count, 4)), rows, q.cols);
     BackwardOperands in{{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared},
                         d_o, lse, delta, static_cast<float>(heads.scale())};
-    delta_kernel<><<<exact_grid(ceil_div(rows * heads.count, 16)), 256, 0, ctx.stream()>>>(rows, heads, d_o, o, delta);
+    delta_kernel<bf16><<<exact_grid(ceil_div(rows * heads.count, 16)), 256, 0, ctx.stream()>>>(rows, heads, d_o, o,
+                                                                                              delta);
     check_launch();
-    dq_kernel<><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dq, kept);
+    dq_kernel<bf16><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dq, kept);
     check_launch();
     in.q = kept;
-    dkv_kernel<><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dkv, shares, rows);
+    dkv_kernel<bf16><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dkv, shares, rows);
     check_launch();
     if (heads.shared > 0) {
-        shared_sum_kernel<><<<exact_grid(ceil_div(rows * heads.shared, 1024)), 256, 0, ctx.stream()>>>(
+        shared_sum_kernel<bf16><<<exact_grid(ceil_div(rows * heads.shared, 1024)), 256, 0, ctx.stream()>>>(
             rows, heads, shares, dk_shared);
         check_launch();
     }

@@ -228,9 +228,9 @@ __device__ inline void attend(const Operands& in, const ForwardMemory& memory, f
 
 #endif  // KIMIK3_HAS_WARPGROUPS
 
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads, 1)
-    forward_kernel(const __grid_constant__ Operands in, float scale, MatrixView<bf16> o, MatrixView<float> lse) {
+    forward_kernel(const __grid_constant__ Operands in, float scale, MatrixView<T> o, MatrixView<float> lse) {
 #ifdef KIMIK3_HAS_WARPGROUPS
     const ForwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.k_ring().start(), memory.v_ring().start(), memory.q_ring().start();
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(threads, 1)
 }
 
 inline bool forward_suits(const MlaHeads& heads, std::initializer_list<MatrixView<const bf16>> matrices) {
-    static const bool prepared = prepare(forward_kernel<>, ForwardMemory::bytes);
+    static const bool prepared = prepare(forward_kernel<bf16>, ForwardMemory::bytes);
     return prepared && fits(heads) && std::ranges::all_of(matrices, in_pieces);
 }
 
@@ -256,7 +256,7 @@ inline void launch_forward(const Context<Cuda>& ctx, const Sequences& seq, const
     if (seq.tokens() == 0) return;
     const Schedule& schedule = schedule_of(seq, heads);
     const Operands in{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared};
-    forward_kernel<><<<exact_grid(schedule.blocks), threads, ForwardMemory::bytes, ctx.stream()>>>(
+    forward_kernel<bf16><<<exact_grid(schedule.blocks), threads, ForwardMemory::bytes, ctx.stream()>>>(
         in, static_cast<float>(heads.scale()), o, lse);
     check_launch();
 }

@@ -172,7 +172,7 @@ struct Wide {
     }
 };
 
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(threads) wide_kernel(const __grid_constant__ Operands in) {
     extern __shared__ __align__(16) unsigned char latent_memory[];
     const Work work(in);  // of one part
@@ -299,7 +299,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
     const Operands in{heads, DeviceSequences(ctx, seq), split, latent, parts, blocks, run, one_each, scale2, q_lat, q,
                       cache, o_lat, memory, memory + places * latent};
     const bool usual = latent == 128 && heads.shared == 64;
-    const auto kernel = usual ? narrow_kernel<true> : narrow ? narrow_kernel<false> : wide_kernel<>;
+    const auto kernel = usual ? narrow_kernel<true> : narrow ? narrow_kernel<false> : wide_kernel<bf16>;
     const int bytes = narrow ? Narrow::bytes(heads, latent) : Wide::bytes(latent + heads.shared);
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -313,7 +313,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
     cudaLaunchConfig_t config{};
     config.gridDim = exact_grid(tokens * heads.count), config.blockDim = 256, config.stream = ctx.stream();
     config.attrs = &early, config.numAttrs = 1;
-    KIMIK3_CUDA(cudaLaunchKernelEx(&config, join_kernel<>, in));
+    KIMIK3_CUDA(cudaLaunchKernelEx(&config, join_kernel<bf16>, in));
 }
 
 }  // namespace kimik3::gpu::latent

@@ -174,7 +174,7 @@ __device__ __forceinline__ void add_latents(float (&sum)[2][4], const std::uint3
 }
 
 /// A block a token and head: groups of latent / 4 threads sum every so many parts, and then the groups are added up.
-template <class = void>
+template <class T>
 __global__ void __launch_bounds__(256) join_kernel(const __grid_constant__ Operands in) {
     __shared__ float weights[most_parts], sum_of_weights;
     __shared__ float4 joined[256];
