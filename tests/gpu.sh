@@ -23,7 +23,7 @@ prebuilt() { # prebuilt FOLDER
         parts+=("$name")
         { time timeout 95 "$@"; echo "exit code $?" >"$logs/$name.code"; } >"$logs/$name" 2>&1 &
     }
-    for part in errors experts golden large optimizer rows runs sequences; do
+    for part in attention errors experts golden half kda large optimizer products rows runs; do
         start "$part" "$folder/test_conformance" --run_test=conformance_$part --log_level=message
     done
     start without_gpu "$folder/test_conformance" --run_test=without_gpu
@@ -55,7 +55,7 @@ makefile=$build/Makefile
 {
     printf 'objects ='
     for source in tests/conformance/*.cu; do printf ' %s/%s.o' "$build" "$(basename "$source" .cu)"; done
-    printf '\n%s/conformance: $(objects)\n\tnvcc $(objects) -lcublas -o $@\n' "$build"
+    printf '\n%s/conformance: $(objects)\n\tnvcc $(objects) -lcublas -lcublasLt -o $@\n' "$build"
     for source in tests/conformance/*.cu; do
         object=$build/$(basename "$source" .cu).o
         printf '%s: %s\n\tnvcc %s -MD -MF %s.d -c %s -o $@\n-include %s.d\n' "$object" "$source" "${flags[*]}" "$object" "$source" "$object"

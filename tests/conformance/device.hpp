@@ -1,8 +1,9 @@
 #pragma once
 // One operation on both backends. Both<T> holds a matrix as float64 for the CPU and in float32 on the GPU, rounded to
-// float32 first so that both see the same numbers; results are poisoned with NaN and stand between guard zones.
+// float32 first so that both see the same numbers; results are poisoned with NaN and stand between guard zones. A test
+// includes the operations that it takes, since nvcc compiles all that it sees.
 
-#include "kimik3/cuda.cuh"
+#include "kimik3/tensor/cuda.cuh"
 #include "support/golden.hpp"
 #include "support/matrix.hpp"
 

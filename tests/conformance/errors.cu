@@ -3,6 +3,7 @@
 
 #include "conformance/device.hpp"
 #include "io/files.hpp"
+#include "kimik3/cuda.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

@@ -2,6 +2,7 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;

@@ -2,6 +2,7 @@
 #include <boost/test/unit_test.hpp>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 #include "support/models.hpp"
 
 using namespace kimik3;

@@ -3,6 +3,7 @@
 
 #include "conformance/device.hpp"
 #include "io/files.hpp"
+#include "kimik3/cuda.cuh"
 #include "kimik3/io/checkpoint.hpp"
 
 using namespace kimik3;
