@@ -22,6 +22,11 @@ inline constexpr bool missing_overload = false;
 template <class Backend>
 inline constexpr bool decides_steps = false;
 
+/// Whether a backend takes a decoding step in few launches, by operations made for one new token a sequence
+/// (ops/step_products.hpp and its like), in numbers of type T.
+template <class Backend, class T>
+inline constexpr bool has_steps = false;
+
 /// Work that is done again and again. run(ctx, shape, body) runs body; a backend that can records what it enqueues and
 /// starts the recording as long as shape, on which all but numbers in memory depends, stays as it was.
 template <class Backend>

@@ -6,6 +6,7 @@
 #include "kimik3/config/model_config.hpp"
 #include "kimik3/ops/add.hpp"
 #include "kimik3/ops/attn_res.hpp"
+#include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 
@@ -66,6 +67,14 @@ struct AttnResSite {
         if (!mixes(c, residuals.endpoints.count + 1)) return add_to(ctx, dh, gradients.prefix);
         attn_res_backward(ctx, dh, with_prefix(residuals), p.norm, p.proj, s.p, s.r, s.h, with_prefix(gradients),
                           g.norm, g.proj);
+    }
+
+    /// What a decoding step reads here: the candidates, and how they are mixed.
+    static StepInput<T> step_input(const ModelConfig& c, const Params& p, const Residuals<const T>& residuals) {
+        StepInput<T> in{.gamma = p.norm, .pi = p.proj, .mix_eps = c.rms_norm_eps};
+        if (mixes(c, residuals.endpoints.count + 1)) in.candidates = residuals.endpoints;
+        in.candidates.add(residuals.prefix);
+        return in;
     }
 
 private:
