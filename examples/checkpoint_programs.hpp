@@ -44,7 +44,8 @@ int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArgu
     }
     try {
         const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
-        return with_preset(read_config_json(config), a.device, "the model of '" + config + "'", body, config) ? 0 : 130;
+        const std::string source = "the model of '" + config + "'";
+        return with_preset(read_config_json(config), a.device, a.dtype, source, body, config) ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
         return 1;

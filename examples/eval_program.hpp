@@ -214,8 +214,8 @@ private:
     Json result_;
 };
 
-template <ModelConfig config, Device device>
-bool ModelPrograms<config, device>::evaluate(const EvalArguments& arguments) {
+template <ModelConfig config, Device device, class Number>
+bool ModelPrograms<config, device, Number>::evaluate(const EvalArguments& arguments) {
     if constexpr (device == Device::cpu) EvalProgram<KimiK3<config>>(arguments).run();
     else fail("kimik3-eval runs on the CPU");
     return true;

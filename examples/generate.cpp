@@ -32,6 +32,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");
     app.add_flag("--quiet", a.quiet, "No statistics on standard error");
     app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--dtype", a.dtype, "What the model computes in: f32, or on cuda bf16 [cpu: f32, cuda: bf16]")
+        ->check(CLI::IsMember({"f32", "bf16"}));
     kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
 }

@@ -38,11 +38,11 @@ inline std::string shown_prompt(const std::string& prompt) {
     return whole + text.flush();
 }
 
-template <ModelConfig config, Device device>
-bool ModelPrograms<config, device>::generate(const GenerateArguments& a) {
+template <ModelConfig config, Device device, class Number>
+bool ModelPrograms<config, device, Number>::generate(const GenerateArguments& a) {
     using Backend = BackendOf<device>;
     const Tokenizer tokenizer = open_tokenizer(a, config.vocab_size);
-    KimiK3<config, Backend> model(context_for<Backend>(a.threads));
+    KimiK3<config, Backend, Number> model(context_for<Backend>(a.threads));
     load_model(find_checkpoint(a.checkpoint), model);
 
     GenerateOptions options{.temperature = a.temperature, .top_k = a.top_k, .top_p = a.top_p, .min_p = a.min_p,

@@ -130,8 +130,8 @@ private:
     Report page_;
 };
 
-template <ModelConfig config, Device device>
-bool ModelPrograms<config, device>::inspect(const InspectArguments& arguments) {
+template <ModelConfig config, Device device, class Number>
+bool ModelPrograms<config, device, Number>::inspect(const InspectArguments& arguments) {
     if constexpr (device == Device::cpu) InspectProgram<KimiK3<config>>(arguments).run();
     else fail("kimik3-inspect runs on the CPU");
     return true;

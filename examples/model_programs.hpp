@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kimik3/config/presets.hpp"
+#include "kimik3/core/dtype.hpp"
 #include "program_preset_headers.hpp"
 
 namespace kimik3 {
@@ -16,7 +17,7 @@ namespace kimik3 {
 enum class Device : std::uint8_t { cpu, cuda };
 
 struct TrainArguments {
-    std::string preset = "tiny", device = "cpu";
+    std::string preset = "tiny", device = "cpu", dtype;  // dtype left out: f32 on the CPU, bf16 on a GPU
     std::filesystem::path data, out;
     Index steps = 1000, batch = 8, seq = 0, accumulation = 1;  // seq 0: 256, or the model's longest where that is less
     std::string optimizer = "muon", schedule = "cosine";
@@ -32,7 +33,7 @@ struct TrainArguments {
 
 struct CheckpointArguments {
     std::filesystem::path checkpoint, tokenizer;
-    std::string device = "cpu";
+    std::string device = "cpu", dtype;  // as in training
     bool specials = false;
     int threads = 0;
 };
@@ -60,8 +61,9 @@ struct EvalArguments : CheckpointArguments {
     bool json = false;
 };
 
-/// The programs of one preset on one device. All throw Error, and return false when they were interrupted.
-template <ModelConfig config, Device device>
+/// The programs of one preset on one device, whose model computes in Number. All throw Error, and return false when they
+/// were interrupted.
+template <ModelConfig config, Device device, class Number = float>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
     static bool generate(const GenerateArguments& arguments);
@@ -69,9 +71,10 @@ struct ModelPrograms {
     static bool evaluate(const EvalArguments& arguments);
 };
 
-#define KIMIK3_PROGRAM_PRESET(name)                                  \
-    extern template struct ModelPrograms<presets::name, Device::cpu>; \
-    extern template struct ModelPrograms<presets::name, Device::cuda>;
+#define KIMIK3_PROGRAM_PRESET(name)                                    \
+    extern template struct ModelPrograms<presets::name, Device::cpu>;  \
+    extern template struct ModelPrograms<presets::name, Device::cuda>; \
+    extern template struct ModelPrograms<presets::name, Device::cuda, bf16>;
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
 
@@ -95,24 +98,28 @@ inline const ModelConfig& program_preset(std::string_view wanted) {
 }
 
 template <ModelConfig config, class Body>
-auto with_device(const std::string& device, Body&& body) {
-    if (device == "cpu") return body(ModelPrograms<config, Device::cpu>{});
+auto with_device(const std::string& device, const std::string& dtype, Body&& body) {
+    if (device == "cpu") {
+        require(dtype != "bf16", "--dtype bf16: a model computes in bf16 on a GPU only; the CPU takes f32");
+        return body(ModelPrograms<config, Device::cpu>{});
+    }
 #ifdef KIMIK3_PROGRAMS_HAVE_CUDA
-    return body(ModelPrograms<config, Device::cuda>{});
+    if (dtype == "f32") return body(ModelPrograms<config, Device::cuda>{});
+    return body(ModelPrograms<config, Device::cuda, bf16>{});
 #else
     fail("--device {}: this program was built without CUDA; build it where CMake finds the CUDA toolkit's nvcc, with "
          "KIMIK3_CUDA=ON", device);
 #endif
 }
 
-/// Calls body with ModelPrograms<the preset that the config is, the device>; a config that is none of them is an Error,
+/// Calls body with ModelPrograms<the preset that the config is, the device, the type that dtype names>; a config that is none of them is an Error,
 /// which calls it source, names the nearest preset and, where the path of a config.json is given, says how it becomes
 /// one.
 template <class Body>
-auto with_preset(const ModelConfig& config, const std::string& device, const std::string& source, Body&& body,
-                 const std::filesystem::path& config_json = {}) {
+auto with_preset(const ModelConfig& config, const std::string& device, const std::string& dtype,
+                 const std::string& source, Body&& body, const std::filesystem::path& config_json = {}) {
 #define KIMIK3_PROGRAM_PRESET(name) \
-    if (config == presets::name) return with_device<presets::name>(device, body);
+    if (config == presets::name) return with_device<presets::name>(device, dtype, body);
 #include "program_presets.inc"
 #undef KIMIK3_PROGRAM_PRESET
     std::string advice = "CMake's KIMIK3_PROGRAM_PRESETS names them";

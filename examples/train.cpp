@@ -77,6 +77,9 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
                    "Steps between progress lines where output is no terminal; 0: first and last only")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--dtype", a.dtype,
+                   "What the model computes in: f32, or on cuda bf16 (weights and optimizer stay f32) [cpu: f32, cuda: "
+                   "bf16]")->check(CLI::IsMember({"f32", "bf16"}));
     app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(CLI::NonNegativeNumber);
     app.footer("Ctrl-C ends the current step, saves and exits; a second one exits at once.\n"
                "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
@@ -96,7 +99,7 @@ int main(int argc, char** argv) {
     arguments.command = kimik3::shown_command(argc, argv);
     try {
         const auto train = [&](auto programs) { return programs.train(arguments); };
-        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device,
+        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device, arguments.dtype,
                                                "--preset " + arguments.preset, train);
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {

@@ -184,7 +184,7 @@ private:
             {"memory", fmt::format("{}B weights, gradients and moments, {}B activations{}",
                                    shown_amount(static_cast<double>(state)),
                                    shown_amount(static_cast<double>(activations)), scratch)},
-            {"device", description(model_.context())},
+            {"device", description(model_.context()) + (Model::copies_weights ? ", bf16" : "")},
         };
     }
 
@@ -265,9 +265,9 @@ private:
     Index tokens_ = 0;
 };
 
-template <ModelConfig config, Device device>
-bool ModelPrograms<config, device>::train(const TrainArguments& arguments) {
-    return TrainProgram<KimiK3<config, BackendOf<device>>>(arguments).run();
+template <ModelConfig config, Device device, class Number>
+bool ModelPrograms<config, device, Number>::train(const TrainArguments& arguments) {
+    return TrainProgram<KimiK3<config, BackendOf<device>, Number>>(arguments).run();
 }
 
 }  // namespace kimik3

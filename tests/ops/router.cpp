@@ -115,16 +115,24 @@ BOOST_AUTO_TEST_CASE(b36_gradients_equal_differences_and_reach_only_the_chosen) 
         Matrix<double> logits = Matrix<double>::random(5, 3, 7), probe = Matrix<double>::random(3, chosen, 8);
         std::ranges::copy(logits.span(), r.w.span().begin());
         r.forward();
-        Matrix<double> dlogits = r.scores, dweights = probe;
-        router_backward(Context<Cpu>(2), r.rule, r.experts, dweights.view(), dlogits.view());
+        Matrix<double> dlogits = r.scores, dweights = probe, dx = Matrix<double>::random(3, 3, 9), dx0 = dx,
+                       dw = Matrix<double>::random(5, 3, 10), dw0 = dw;
+        router_backward(Context<Cpu>(2), r.x, r.w, r.rule, r.experts, dweights.view(), dlogits.view(), dx.view(),
+                        dw.view());
         const std::vector<double> expected = difference_gradient(r.w.span(), [&] {
             r.forward();
             return probed(r.weights, probe);
         });
         double size = 0;
         for (Index n = 0; n < 3; ++n) {
+            for (Index i = 0; i < 3; ++i) {
+                double sum = dx0(n, i);
+                for (Index e = 0; e < 5; ++e) sum += dlogits(n, e) * r.w(e, i);
+                BOOST_TEST(std::abs(dx(n, i) - sum) <= 1e-12);
+            }
             for (Index e = 0; e < 5; ++e) {
                 BOOST_TEST(std::abs(dlogits(n, e) - expected[to_size(e * 3 + n)]) <= 1e-9);
+                BOOST_TEST(std::abs(dw(e, n) - dw0(e, n) - dlogits(n, e)) <= 1e-12);  // x is the unit matrix
                 const Ids row = r.experts.values(n, n + 1);
                 if (std::find(row.begin(), row.end(), e) == row.end()) BOOST_TEST(dlogits(n, e) == 0.0);
                 size += dlogits(n, e) * dlogits(n, e);
@@ -142,9 +150,12 @@ BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads_bit_for_bit) {
         std::ranges::copy(w.span(), r.w.span().begin());
         r.forward(threads);
         std::vector<float> all = r.weights.values();
-        Matrix<float> dweights = Matrix<float>::random(101, 4, 6);
-        router_backward(Context<Cpu>(threads), r.rule, r.experts, dweights.view(), r.scores.view());
-        for (float value : r.scores.values()) all.push_back(value);
+        Matrix<float> dweights = Matrix<float>::random(101, 4, 6), dx(101, 101), dw(33, 101);
+        dx.fill(0.0f), dw.fill(0.0f);
+        router_backward(Context<Cpu>(threads), r.x, r.w, r.rule, r.experts, dweights.view(), r.scores.view(), dx.view(),
+                        dw.view());
+        for (Matrix<float>* m : {&r.scores, &dx, &dw})
+            for (float value : m->values()) all.push_back(value);
         if (first.empty()) first = all;
         BOOST_TEST(same_bits(all, first));
     }

@@ -4,6 +4,7 @@
 // overload.
 
 #include <span>
+#include <type_traits>
 
 #include "kimik3/core/base.hpp"
 
@@ -17,6 +18,10 @@ class Context;
 template <class Backend>
 inline constexpr bool missing_overload = false;
 
+/// Whether a backend has a model's operations for numbers of type T.
+template <class Backend, class T>
+inline constexpr bool computes_in = std::is_same_v<T, float> || std::is_same_v<T, double>;
+
 /// Whether a backend decides itself, from numbers in its memory, if and how an optimizer step is taken
 /// (ops/step_decision.hpp), so that the host need not wait in the middle of a step.
 template <class Backend>
@@ -26,6 +31,14 @@ inline constexpr bool decides_steps = false;
 /// (ops/step_products.hpp and its like), in numbers of type T.
 template <class Backend, class T>
 inline constexpr bool has_steps = false;
+
+/// Logits that a head computes at once, and rows of them at most: as many as a cache holds, or as products of full speed
+/// have.
+struct LogitsChunk {
+    Index elements, rows;
+};
+template <class Backend>
+inline constexpr LogitsChunk logits_chunk{Index{1} << 20, 1024};
 
 /// Work that is done again and again. run(ctx, shape, body) runs body; a backend that can records what it enqueues and
 /// starts the recording as long as shape, on which all but numbers in memory depends, stays as it was.

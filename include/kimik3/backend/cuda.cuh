@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "kimik3/backend/backend.hpp"
-#include "kimik3/core/error.hpp"
+#include "kimik3/core/dtype.hpp"
 
 namespace kimik3 {
 
@@ -29,6 +29,10 @@ template <>
 inline constexpr bool decides_steps<Cuda> = true;
 template <class T>
 inline constexpr bool has_steps<Cuda, T> = !std::is_same_v<T, double>;
+template <>
+inline constexpr bool computes_in<Cuda, bf16> = true;
+template <>
+inline constexpr LogitsChunk logits_chunk<Cuda>{Index{3} << 26, 32768};
 
 namespace detail {
 
@@ -107,8 +111,9 @@ private:
     Index bytes_ = 0;
 };
 
-/// Whose scratch memory: an operation's own, that of a helper which it calls, or that of an operation made of others.
-enum class Scratch : std::uint8_t { operation, walk, sums, composed };
+/// Whose scratch memory: an operation's own, that of a helper which it calls, that of an operation made of others, or
+/// that of one which runs in a wider type.
+enum class Scratch : std::uint8_t { operation, walk, sums, composed, widened };
 
 template <>
 class Context<Cuda> {
@@ -288,7 +293,7 @@ private:
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
         DeviceMemory products;  // cuBLAS's own scratch
-        DeviceMemory scratch[4];
+        DeviceMemory scratch[5];
         std::list<Description> descriptions;  // the last used first
         Index sent = 0;
         bool recording = false;

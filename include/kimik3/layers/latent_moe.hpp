@@ -64,9 +64,10 @@ struct LatentMoeLayer {
         MatrixView<accumulator_t<T>> weights;  // [N, k] p; backward: dp
         VectorView<accumulator_t<T>> cutoff;   // [N]
         ExpertDispatch dispatch;
-        MatrixView<T> z;                       // [N, L] with a latent width; backward: du, then dz
-        ExpertRows<T> expert;
-        MatrixView<T> u, normed;               // [N, L] with a latent width; normed with config.latent_norm
+        MatrixView<T> z;                       // [N, L] with a latent width
+        ExpertRows<Backend, T> expert;
+        MatrixView<T> u, normed;               // [N, L] with a latent width, one where there is no norm between them;
+                                               // normed in backward: du, then dz
         VectorView<accumulator_t<T>> r;        // [N] of the norm
         typename Shared::Saved shared;         // where there are shared experts
     };
@@ -81,7 +82,7 @@ struct LatentMoeLayer {
         s.weights = arena.matrix<Wide>(tokens, chosen);
         s.cutoff = arena.vector<Wide>(tokens);
         s.dispatch = ExpertDispatch::bind(arena, tokens, chosen, experts);
-        s.expert = ExpertRows<T>::bind(arena, s.dispatch.source.size, latent, c.moe_intermediate_size);
+        s.expert = ExpertRows<Backend, T>::bind(arena, s.dispatch.source.size, latent, c.moe_intermediate_size);
         if (has_latent(c)) {
             s.z = arena.matrix<T>(tokens, latent);
             s.u = s.normed = arena.matrix<T>(tokens, latent);
@@ -141,15 +142,17 @@ struct LatentMoeLayer {
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
+        if (has_latent(c)) {
+            matmul_tn(ctx, dy, s.normed, g.routed_expert_up_proj, Add::yes);
+            matmul_nn(ctx, dy, p.routed_expert_up_proj, s.normed, Add::no);
+        }
+        if (normed(c)) rms_norm_backward(ctx, s.normed, s.u, p.routed_expert_norm, s.r, s.normed, g.routed_expert_norm);
+        expert_products_backward(ctx, has_latent(c) ? s.z : x, has_latent(c) ? s.normed : dy, p.w1, p.w3, p.w2,
+                                 betas_of(c), s.dispatch, s.expert, s.weights, has_latent(c) ? s.normed : dx, g.w1,
+                                 g.w3, g.w2);
         if (has_latent(c))
-            linear_backward(ctx, dy, s.normed, p.routed_expert_up_proj, s.z, Add::no, g.routed_expert_up_proj);
-        if (normed(c)) rms_norm_backward(ctx, s.z, s.u, p.routed_expert_norm, s.r, s.z, g.routed_expert_norm);
-        expert_products_backward(ctx, has_latent(c) ? s.z : dy, p.w1, p.w3, p.w2, betas_of(c), s.dispatch, s.expert,
-                                 s.weights, has_latent(c) ? s.z : dx, g.w1, g.w3, g.w2);
-        router_backward(ctx, rule(c), s.experts, s.weights, s.scores);
-        if (has_latent(c))
-            linear_backward(ctx, s.z, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
-        linear_backward(ctx, s.scores, x, p.gate, dx, Add::yes, g.gate);
+            linear_backward(ctx, s.normed, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
+        router_backward(ctx, x, p.gate, rule(c), s.experts, s.weights, s.scores, dx, g.gate);
         if (c.num_shared_experts > 0) {
             Shared::backward(ctx, betas_of(c), p.shared_experts, g.shared_experts, x, dy, dx, Add::yes, s.shared);
         }

@@ -16,11 +16,12 @@ struct OutputHead {
     using A = accumulator_t<T>;
 
     struct Scratch {
-        MatrixView<T> logits;  // [chunk, V], about four megabytes
+        MatrixView<T> logits;  // [chunk, V]
         VectorView<A> loss;    // [N]
 
         static Scratch bind(Arena& arena, Index tokens, Index vocab) {
-            const Index chunk = std::clamp(round_up((Index{1} << 20) / vocab, 32), Index{32}, Index{1024});
+            constexpr LogitsChunk most = logits_chunk<Backend>;
+            const Index chunk = std::clamp(round_up(most.elements / vocab, 32), Index{32}, most.rows);
             return {arena.matrix<T>((std::min)(chunk, tokens), vocab), arena.vector<A>(tokens)};
         }
     };

@@ -2,8 +2,9 @@
 // KimiK3<config, Backend, T>: the model. It expands the layer schedule into parameters, activations and decoding states
 // and runs the road of spec 1.1: embedding, blocks, final AttnRes read, norm, head with loss; backward is the same road
 // in reverse. All parameters lie in one flat array, gradients in a second, activations in one block of memory whose
-// size is known from the batch's shape; once a shape has been seen, a step allocates nothing. T: float or double. Sums
-// of the loss are kept in double.
+// size is known from the batch's shape; once a shape has been seen, a step allocates nothing. T: float or double, and
+// on the GPU bf16: then activations and matrices are bf16, all else float. The matrices are read from a copy of the flat
+// array, which is made anew where the array may have changed. Sums of the loss are kept in double.
 
 #include <cmath>
 #include <span>
@@ -12,6 +13,8 @@
 #include "kimik3/model/decoding_state.hpp"
 #include "kimik3/model/initialise.hpp"
 #include "kimik3/model/parameter_layout.hpp"
+#include "kimik3/ops/adamw.hpp"
+#include "kimik3/ops/convert.hpp"
 #include "kimik3/ops/embedding.hpp"
 
 namespace kimik3 {
@@ -39,14 +42,21 @@ public:
     using BackendTag = Backend;
     using State = DecodingState<Layers, Backend, T>;
     static constexpr ModelConfig config = config_value;
-    static_assert(std::is_same_v<T, A>, "kimik3: a model computes in float or double");
+    static_assert(computes_in<Backend, T>, "kimik3: a model computes in float or double, and on the GPU in bf16 too");
+    /// Whether matrices are read from a copy of the weights, in another format.
+    static constexpr bool copies_weights = !std::is_same_v<T, A>;
 
     /// Parameters start from the seed alone (model/initialise.hpp).
     explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
         params_.fields(config, FieldBinder<T, A>(table_));
         weights_ = Buffer<A, Backend>(table_.size());
         gradients_ = Buffer<A, Backend>(table_.size());
-        params_.fields(config, FieldBinder<T, A>(weights_.data(), weights_.data()));
+        if constexpr (copies_weights) {
+            copy_ = Buffer<T, Backend>(table_.size());
+            params_.fields(config, FieldBinder<T, A>(copy_.data(), weights_.data()));
+        } else {
+            params_.fields(config, FieldBinder<T, A>(weights_.data(), weights_.data()));
+        }
         grads_.fields(config, FieldBinder<A, A>(gradients_.data(), gradients_.data()));
         bind_balances();
         initialise(ctx_, table_.entries(), config.init_std, seed, weights_.view());
@@ -55,7 +65,18 @@ public:
     const Context<Backend>& context() const { return ctx_; }
     /// One entry a checkpoint tensor; offsets point into weights() and gradients().
     const std::vector<ParameterInfo>& parameters() const { return table_.entries(); }
-    VectorView<A> weights() const { return weights_.view(); }
+    /// To be asked for again before it is written to after a pass: a pass reads the copy that was made of it (bf16) unless
+    /// it was asked for since.
+    VectorView<A> weights() const {
+        copied_ = false;
+        return weights_.view();
+    }
+    /// For an optimizer, which writes both: the weights, and their copy where there is one, which stays as good as it
+    /// was.
+    SteppedWeights<A> stepped_weights() const {
+        if constexpr (copies_weights) return {weights_.view(), copy_.view()};
+        else return {weights_.view()};
+    }
     VectorView<A> gradients() const { return gradients_.view(); }
     void zero_gradients() { clear(ctx_, gradients()); }
 
@@ -269,8 +290,16 @@ private:
                 config.max_seq_len, sequences.longest());
         check_ids(tokens, config.vocab_size);
         sequences_ = sequences;
+        copy_weights();
         lay_out(sequences_, pass);
         copy_from_host(ctx_, tokens, acts_.tokens);
+    }
+
+    void copy_weights() {
+        if constexpr (copies_weights) {
+            if (!copied_) convert(ctx_, VectorView<const A>(weights_.view()), copy_.view());
+            copied_ = true;
+        }
     }
 
     struct Unobserved {
@@ -405,6 +434,8 @@ private:
     ModelParams<Layers, Backend, T, T> params_;
     ModelParams<Layers, Backend, T, A> grads_;
     Buffer<A, Backend> weights_, gradients_;
+    Buffer<T, Backend> copy_;  // bf16: of weights_, as they were when copied_ was set
+    mutable bool copied_ = false;
     std::vector<Balance> balances_;
     Buffer<std::byte, Backend> balance_memory_, memory_;
     Keep keep_ = Keep::activations;

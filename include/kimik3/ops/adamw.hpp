@@ -4,10 +4,12 @@
 //   w <- (1 - lr decay) w - lr [m / (1 - b1^t)] / [sqrt(v / (1 - b2^t)) + eps]   (TRAIN-6)
 //   adamw_step(ctx, pieces, rule, g, w, m, v)   w, m and v are overwritten, elements outside the pieces untouched
 // g, w and m have one layout; v, which only these tensors need, its own. All arithmetic in T.
+// SteppedWeights: what an optimizer's step writes.
 
 #include <span>
 
 #include "kimik3/backend/backend.hpp"
+#include "kimik3/core/dtype.hpp"
 #include "kimik3/tensor/view.hpp"
 
 namespace kimik3 {
@@ -16,6 +18,13 @@ namespace kimik3 {
 struct AdamwPiece {
     Index offset = 0, second = 0, count = 0;
     bool decay = true;
+};
+
+/// Weights and, of the same layout, their copy that a model in bf16 reads, or none.
+template <class A>
+struct SteppedWeights {
+    VectorView<A> weights;
+    VectorView<bf16> copy{};
 };
 
 struct AdamwRule {

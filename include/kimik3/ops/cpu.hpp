@@ -5,6 +5,7 @@
 #include "kimik3/ops/cpu/add.hpp"
 #include "kimik3/ops/cpu/attn_res.hpp"
 #include "kimik3/ops/cpu/causal_attention.hpp"
+#include "kimik3/ops/cpu/convert.hpp"
 #include "kimik3/ops/cpu/cross_entropy.hpp"
 #include "kimik3/ops/cpu/decay_gate.hpp"
 #include "kimik3/ops/cpu/embedding.hpp"

@@ -5,6 +5,7 @@
 #include "kimik3/ops/cuda/add.cuh"
 #include "kimik3/ops/cuda/attn_res.cuh"
 #include "kimik3/ops/cuda/causal_attention.cuh"
+#include "kimik3/ops/cuda/convert.cuh"
 #include "kimik3/ops/cuda/cross_entropy.cuh"
 #include "kimik3/ops/cuda/decay_gate.cuh"
 #include "kimik3/ops/cuda/embedding.cuh"

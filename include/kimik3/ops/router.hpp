@@ -5,10 +5,10 @@
 //     weights = factor s / (sum of the chosen s + 1e-20), or factor s: never with the bias;
 //     cutoff = the (k + 1)-th largest of scores + bias. Where one is NaN, so are the token's cutoff and weights, and
 //     its experts are k of them all the same: it breaks itself and no other token.
-//   router_backward(ctx, rule, experts [N, k], dweights [N, k], scores [N, E])
-//     scores become the gradient of the logits: s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient.
-//     dweights are used up.
-// All of it in accumulator_t of the model's type.
+//   router_backward(ctx, x, w, rule, experts [N, k], dweights [N, k], scores [N, E], dx [N, M], dw [E, M])
+//     dlogits = s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient. dx += dlogits w, dw += dlogits^T x.
+//     dweights and scores are used up.
+// x and dx in the model's type, all else in its accumulator_t.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/tensor/view.hpp"
@@ -30,7 +30,8 @@ void router_forward(const Context<Backend>&, ...) {
 template <class Backend>
 void router_backward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
-                  "kimik3: router_backward(ctx, rule, experts, dweights, scores) has no overload for these arguments");
+                  "kimik3: router_backward(ctx, x, w, rule, experts, dweights, scores, dx, dw) has no overload for "
+                  "these arguments");
 }
 
 }  // namespace kimik3

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "kimik3/ops/adamw.hpp"
 #include "kimik3/ops/gradient_norm.hpp"
@@ -62,7 +63,9 @@ public:
             end = info.offset + info.count;
             second = add_work(p, second);
         }
-        const auto more_work = [](const MuonBlock& a, const MuonBlock& b) { return work(a) > work(b); };
+        const auto more_work = [](const MuonBlock& a, const MuonBlock& b) {
+            return std::tuple(work(a), a.rows) > std::tuple(work(b), b.rows);  // those of one shape together
+        };
         std::stable_sort(muon_.begin(), muon_.end(), more_work);
         second_ = Buffer<A, Backend>(second);
         sums_ = Buffer<double, Backend>(static_cast<Index>(pieces_.size()));
@@ -85,20 +88,25 @@ public:
     /// above norm_limit, nothing is changed: neither weights nor moments nor the step counter.
     StepReport step(const Context<Backend>& ctx, double lr, VectorView<A> weights, VectorView<const A> gradients,
                     double norm_limit = std::numeric_limits<double>::infinity()) {
-        require_step(lr, weights, gradients);
+        return step(ctx, lr, SteppedWeights<A>{weights}, gradients, norm_limit);
+    }
+    /// The same, and the copy follows the weights.
+    StepReport step(const Context<Backend>& ctx, double lr, SteppedWeights<A> to, VectorView<const A> gradients,
+                    double norm_limit = std::numeric_limits<double>::infinity()) {
+        require_step(lr, to.weights, gradients);
         if constexpr (decides_steps<Backend>) {
             prepare(ctx, lr, norm_limit);
-            enqueue(ctx, weights, gradients);
+            enqueue(ctx, to, gradients);
             return finish(ctx);
         } else {
-            return decide_and_step(ctx, lr, weights, gradients, norm_limit);
+            return decide_and_step(ctx, lr, to.weights, gradients, norm_limit);
         }
     }
 
     /// The same on a model, whose gradients are cleared for the next step; an applied step updates its balancing.
     template <class Model>
     StepReport step(Model& model, double lr, double norm_limit = std::numeric_limits<double>::infinity()) {
-        return finish(model, step(model.context(), lr, model.weights(), model.gradients(), norm_limit));
+        return finish(model, step(model.context(), lr, model.stepped_weights(), model.gradients(), norm_limit));
     }
 
     /// The same; a backend that decides steps itself may record the work (backend/backend.hpp).
@@ -106,9 +114,10 @@ public:
     StepReport step(Model& model, double lr, double norm_limit, Repeated<Backend>& work) {
         if constexpr (decides_steps<Backend>) {
             const Context<Backend>& ctx = model.context();
-            require_step(lr, model.weights(), model.gradients());
+            const SteppedWeights<A> to = model.stepped_weights();
+            require_step(lr, to.weights, model.gradients());
             prepare(ctx, lr, norm_limit);
-            work.run(ctx, {}, [&] { enqueue(ctx, model.weights(), model.gradients()); });
+            work.run(ctx, {}, [&] { enqueue(ctx, to, model.gradients()); });
             return finish(model, finish(ctx));
         } else {
             return step(model, lr, norm_limit);
@@ -194,15 +203,16 @@ private:
         numbers.norm_limit = norm_limit;
         copy_from_host(ctx, std::span<const StepNumbers>(&numbers, 1), numbers_.view());
     }
-    void enqueue(const Context<Backend>& ctx, VectorView<A> weights, VectorView<const A> gradients)
+    void enqueue(const Context<Backend>& ctx, SteppedWeights<A> to, VectorView<const A> gradients)
         requires(decides_steps<Backend>)
     {
         const StepNumbers* numbers = numbers_.data();
         gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
         decide_step<A>(ctx, VectorView<const double>(sums_.view()), numbers_.data());
-        adamw_step(ctx, std::span<const AdamwPiece>(adamw_), adamw_rule(0, 1, 1), numbers, gradients, weights,
-                   first_.view(), second_.view());
-        muon_step(ctx, std::span<const MuonBlock>(muon_), muon_rule(0, 1), numbers, gradients, weights, first_.view());
+        adamw_step(ctx, std::span<const AdamwPiece>(adamw_), adamw_rule(0, 1, 1), numbers, gradients, to.weights,
+                   first_.view(), second_.view(), to.copy);
+        muon_step(ctx, std::span<const MuonBlock>(muon_), muon_rule(0, 1), numbers, gradients, to.weights,
+                  first_.view(), to.copy);
     }
     StepReport finish(const Context<Backend>& ctx) {
         const StepNumbers numbers = on_host(ctx, VectorView<const StepNumbers>(numbers_.view()), host_numbers_)[0];

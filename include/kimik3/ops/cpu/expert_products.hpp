@@ -53,7 +53,7 @@ void combine_rows(const Context<Cpu>& ctx, const ExpertDispatch& d, In<T> from, 
 /// The products of fewer than few_rows tokens: weights are read once, blocks of their rows shared out.
 template <class T>
 void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
-                         const ExpertDispatch& d, const ExpertRows<T>& s) {
+                         const ExpertDispatch& d, const ExpertRows<Cpu, T>& s) {
     const Index inner = s.gate.cols, latent = z.cols, total = d.offset[d.experts()];
     gather_rows<T>(d, z, s.rows, 0, total);
     // body(first row of the dispatch, rows, expert, first weight row, last) over the experts at work.
@@ -86,7 +86,7 @@ void few_expert_products(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, I
 
 template <class T>
 void expert_products_forward(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
-                             const ExpertDispatch& d, In<T> p, const ExpertRows<T>& s, Out<T> u) {
+                             const ExpertDispatch& d, In<T> p, const ExpertRows<Cpu, T>& s, Out<T> u) {
     const Index inner = s.gate.cols, latent = z.cols;
     require_shape("experts: w1", w1, d.experts() * inner, latent);
     require_shape("experts: w3", w3, d.experts() * inner, latent);
@@ -109,10 +109,11 @@ void expert_products_forward(const Context<Cpu>& ctx, In<T> z, In<T> w1, In<T> w
 }
 
 template <class T>
-void expert_products_backward(const Context<Cpu>& ctx, In<T> du, In<T> w1, In<T> w3, In<T> w2, SituBetas betas,
-                              const ExpertDispatch& d, const ExpertRows<T>& s, Out<T> p, Out<T> dz, Out<T> dw1,
-                              Out<T> dw3, Out<T> dw2) {
+void expert_products_backward(const Context<Cpu>& ctx, In<T> z, In<T> du, In<T> w1, In<T> w3, In<T> w2,
+                              SituBetas betas, const ExpertDispatch& d, const ExpertRows<Cpu, T>& s, Out<T> p,
+                              Out<T> dz, Out<T> dw1, Out<T> dw3, Out<T> dw2) {
     const Index inner = s.gate.cols, latent = du.cols;
+    require_shape("experts: z", z, du.rows, latent);
     require_shape("experts: dz", dz, du.rows, latent);
     require_shape("experts: p", p, du.rows, d.position.cols);
     require_shape("experts: dw1", dw1, d.experts() * inner, latent);

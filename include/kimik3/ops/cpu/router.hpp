@@ -76,8 +76,8 @@ void router_forward(const Context<Cpu>& ctx, In<T> x, In<T> w, InVector<T> bias,
 }
 
 template <class T>
-void router_backward(const Context<Cpu>& ctx, RouterRule rule, In<std::int32_t> experts, Out<T> dweights,
-                     Out<T> scores) {
+void router_backward(const Context<Cpu>& ctx, In<T> x, In<T> w, RouterRule rule, In<std::int32_t> experts,
+                     Out<T> dweights, Out<T> scores, Out<T> dx, Out<T> dw) {
     const Index count = experts.cols;
     require_shape("router: experts", experts, scores.rows, count);
     require_shape("router: dweights", dweights, scores.rows, count);
@@ -101,6 +101,8 @@ void router_backward(const Context<Cpu>& ctx, RouterRule rule, In<std::int32_t> 
             for (Index j = 0; j < count; ++j) row[chosen[j]] = gradient[j];
         }
     });
+    matmul_nn(ctx, scores, w, dx, Add::yes);
+    matmul_tn(ctx, scores, x, dw, Add::yes);
 }
 
 }  // namespace kimik3

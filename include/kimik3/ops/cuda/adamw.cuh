@@ -1,30 +1,77 @@
 #pragma once
-// AdamW on the GPU: one launch for all pieces, a block a piece. What changes from step to step is read on the GPU.
+// AdamW on the GPU: one launch for all pieces, a block a piece, 16 bytes at a time where its elements begin at multiples
+// of them. What changes from step to step is read on the GPU. copy, where there is one, gets the new weights in bf16.
 
+#include "kimik3/ops/cuda/packs.cuh"
 #include "kimik3/ops/cuda/step_decision.cuh"
 
 namespace kimik3 {
+namespace gpu {
+
+/// The rule as a kernel computes it.
+template <class T>
+struct AdamwNumbers {
+    T beta1, beta2, rest1, rest2, eps;
+
+    explicit AdamwNumbers(const AdamwRule& rule)
+        : beta1(static_cast<T>(rule.beta1)), beta2(static_cast<T>(rule.beta2)),
+          rest1(static_cast<T>(1.0 - rule.beta1)), rest2(static_cast<T>(1.0 - rule.beta2)),
+          eps(static_cast<T>(rule.eps)) {}
+};
+
+/// A block a piece. copy: of w, or null.
+template <class T>
+__global__ void __launch_bounds__(block_threads)
+    adamw_kernel(const AdamwPiece* pieces, AdamwNumbers<T> rule, const StepNumbers* numbers, const T* g, T* w, T* m,
+                 T* v, bf16* copy) {
+    if (!numbers->applied) return;
+    const AdamwPiece piece = pieces[blockIdx.x];
+    const T scale = static_cast<T>(numbers->scale), rate = static_cast<T>(numbers->lr),
+            unbias1 = static_cast<T>(numbers->unbias1), unbias2 = static_cast<T>(numbers->unbias2),
+            keep = piece.decay ? static_cast<T>(numbers->keep) : T(1);
+    g += piece.offset, w += piece.offset, m += piece.offset, v += piece.second;
+    if (copy != nullptr) copy += piece.offset;
+    const auto step = [&](T raw, T& weight, T& mean, T& square) {
+        const T gradient = raw * scale;
+        mean = rule.beta1 * mean + rule.rest1 * gradient;
+        square = rule.beta2 * square + rule.rest2 * gradient * gradient;
+        weight = keep * weight - rate * (mean * unbias1 / (sqrt(square * unbias2) + rule.eps));
+    };
+    using P = Pack<T>;
+    using C = Pack<bf16, P::size>;
+    const bool packed = holds_packs(g) && holds_packs(w) && holds_packs(m) && holds_packs(v) &&
+                        reinterpret_cast<std::uintptr_t>(copy) % sizeof(C) == 0;
+    const Index packs = packed ? piece.count / P::size : 0;
+    for (Index i = threadIdx.x; i < packs; i += blockDim.x) {
+        const P gradient = load_pack<P>(g, i);
+        P weight = load_pack<P>(w, i), mean = load_pack<P>(m, i), square = load_pack<P>(v, i);
+        C rounded;
+        for (int j = 0; j < P::size; ++j) {
+            step(gradient.at[j], weight.at[j], mean.at[j], square.at[j]);
+            rounded.at[j] = static_cast<bf16>(static_cast<float>(weight.at[j]));
+        }
+        store_pack(w, i, weight), store_pack(m, i, mean), store_pack(v, i, square);
+        if (copy != nullptr) store_pack(copy, i, rounded);
+    }
+    for (Index i = packs * P::size + threadIdx.x; i < piece.count; i += blockDim.x) {
+        step(g[i], w[i], m[i], v[i]);
+        if (copy != nullptr) copy[i] = static_cast<bf16>(static_cast<float>(w[i]));
+    }
+}
+
+}  // namespace gpu
 
 template <class T>
 void adamw_step(const Context<Cuda>& ctx, std::span<const AdamwPiece> pieces, const AdamwRule& rule,
-                const StepNumbers* numbers, InVector<T> g, OutVector<T> w, OutVector<T> m, OutVector<T> v) {
-    const T eps = static_cast<T>(rule.eps), beta1 = static_cast<T>(rule.beta1), beta2 = static_cast<T>(rule.beta2),
-            rest1 = static_cast<T>(1.0 - rule.beta1), rest2 = static_cast<T>(1.0 - rule.beta2);
+                const StepNumbers* numbers, InVector<T> g, OutVector<T> w, OutVector<T> m, OutVector<T> v,
+                VectorView<bf16> copy = {}) {
+    if (pieces.empty()) return;
+    if (copy.size != 0) require_size("adamw_step: copy", copy, w.size);
     const AdamwPiece* list = ctx.on_device(pieces);
-    gpu::for_rows(ctx, static_cast<Index>(pieces.size()), 16384, [=] __device__(Index p, gpu::Team team) {
-        if (!numbers->applied) return;
-        const T scale = static_cast<T>(numbers->scale), rate = static_cast<T>(numbers->lr),
-                unbias1 = static_cast<T>(numbers->unbias1), unbias2 = static_cast<T>(numbers->unbias2);
-        const AdamwPiece piece = list[p];
-        const T keep = piece.decay ? static_cast<T>(numbers->keep) : T(1);
-        for (Index i = team.rank; i < piece.count; i += team.size) {
-            const Index at = piece.offset + i, second = piece.second + i;
-            const T gradient = g[at] * scale;
-            const T mean = m[at] = beta1 * m[at] + rest1 * gradient;
-            const T square = v[second] = beta2 * v[second] + rest2 * gradient * gradient;
-            w[at] = keep * w[at] - rate * (mean * unbias1 / (sqrt(square * unbias2) + eps));
-        }
-    });
+    gpu::adamw_kernel<T>
+        <<<gpu::exact_grid(static_cast<Index>(pieces.size())), gpu::block_threads, 0, ctx.stream()>>>(
+            list, gpu::AdamwNumbers<T>(rule), numbers, g.data, w.data, m.data, v.data, copy.data);
+    check_launch();
 }
 
 template <class T>

@@ -10,7 +10,7 @@ template <class T>
 void add_to(const Context<Cuda>& ctx, In<T> x, Out<T> y) {
     require_shape("add_to: x", x, y.rows, y.cols);
     gpu::for_rows(ctx, y.rows, y.cols, [=] __device__(Index n, gpu::Team team) {
-        for (Index c = team.rank; c < y.cols; c += team.size) y(n, c) += x(n, c);
+        for (Index c = team.rank; c < y.cols; c += team.size) y(n, c) = static_cast<T>(y(n, c) + x(n, c));
     });
 }
 

@@ -14,15 +14,16 @@ inline constexpr Index attention_tile = 32;
 /// One head of one sequence; rows count from the sequence's first.
 template <class T>
 struct AttentionHead {
+    using A = accumulator_t<T>;
     MlaHeads heads;
     Index first, tokens, h;
     MatrixView<const T> q, kv, k_shared;
 
-    __device__ T query(Index i, Index c) const { return q(first + i, h * heads.key() + c); }
-    __device__ T key(Index j, Index c) const {
+    __device__ A query(Index i, Index c) const { return q(first + i, h * heads.key() + c); }
+    __device__ A key(Index j, Index c) const {
         return c < heads.nope ? kv(first + j, h * (heads.nope + heads.value) + c) : k_shared(first + j, c - heads.nope);
     }
-    __device__ T value(Index j, Index c) const {
+    __device__ A value(Index j, Index c) const {
         return kv(first + j, h * (heads.nope + heads.value) + heads.nope + c);
     }
 };
@@ -68,33 +69,35 @@ struct AttentionShared {
 };
 
 template <class T>
-__global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequences seq, T scale,
-                                         MatrixView<const T> q, MatrixView<const T> kv, MatrixView<const T> k_shared,
-                                         MatrixView<T> o, MatrixView<T> lse) {
+__global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequences seq,
+                                         accumulator_t<T> scale, MatrixView<const T> q, MatrixView<const T> kv,
+                                         MatrixView<const T> k_shared, MatrixView<T> o,
+                                         MatrixView<accumulator_t<T>> lse) {
+    using A = accumulator_t<T>;
     const AttentionPlace at(heads.count, tiles);
     const Index first = seq.begin(at.s), tokens = seq.length(at.s), top = at.tile * attention_tile, width = heads.value;
     if (top >= tokens) return;
     const AttentionHead<T> in{heads, first, tokens, at.h, q, kv, k_shared};
-    const AttentionShared<T> shared;
-    T *highest = shared.column, *total = shared.other;
+    const AttentionShared<A> shared;
+    A *highest = shared.column, *total = shared.other;
     const int row = threadIdx.x / 32, col = threadIdx.x % 32;
-    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = T(0);
-    if (threadIdx.x < 32) highest[threadIdx.x] = -INFINITY, total[threadIdx.x] = T(0);
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = A(0);
+    if (threadIdx.x < 32) highest[threadIdx.x] = -INFINITY, total[threadIdx.x] = A(0);
     for (Index j0 = 0; j0 <= top; j0 += attention_tile) {
         const auto sees = [=](Index i, Index j) { return top + i < tokens && j0 + j <= top + i; };
-        TileProduct<T> s;
+        TileProduct<A> s;
         s.dot(
             heads.key(), shared.left, shared.right,
-            [&](Index i, Index c) { return top + i < tokens ? in.query(top + i, c) : T(0); },
-            [&](Index j, Index c) { return j0 + j < tokens ? in.key(j0 + j, c) : T(0); });
+            [&](Index i, Index c) { return top + i < tokens ? in.query(top + i, c) : A(0); },
+            [&](Index j, Index c) { return j0 + j < tokens ? in.key(j0 + j, c) : A(0); });
         for (int i = 0; i < 4; ++i) {
             const int r = row + 8 * i;
             const bool seen = sees(r, col);
-            const T score = seen ? s.value[i] * scale : -INFINITY, before = highest[r];
-            T now = warp_max(score);
+            const A score = seen ? s.value[i] * scale : -INFINITY, before = highest[r];
+            A now = warp_max(score);
             now = before > now ? before : now;
-            const T weight = seen ? exp(score - now) : T(0), fresh = warp_sum(weight),
-                    fade = now == -INFINITY ? T(1) : exp(before - now);
+            const A weight = seen ? exp(score - now) : A(0), fresh = warp_sum(weight),
+                    fade = now == -INFINITY ? A(1) : exp(before - now);
             shared.scores[r][col] = weight;
             for (Index c = col; c < width; c += 32) shared.sums[r * width + c] *= fade;
             __syncwarp();
@@ -107,7 +110,7 @@ __global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequ
     }
     for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
         const Index i = e / width, c = e % width;
-        if (top + i < tokens) o(first + top + i, at.h * width + c) = shared.sums[e] / total[i];
+        if (top + i < tokens) o(first + top + i, at.h * width + c) = static_cast<T>(shared.sums[e] / total[i]);
     }
     if (threadIdx.x < 32 && top + threadIdx.x < tokens)
         lse(first + top + threadIdx.x, at.h) = highest[threadIdx.x] + log(total[threadIdx.x]);
@@ -116,48 +119,51 @@ __global__ void attention_forward_kernel(MlaHeads heads, Index tiles, DeviceSequ
 /// What both backward kernels read.
 template <class T>
 struct AttentionBackward {
+    using A = accumulator_t<T>;
     MlaHeads heads;
     Index tiles;
     DeviceSequences seq;
-    T scale;
-    MatrixView<const T> d_o, q, kv, k_shared, lse, delta;
+    A scale;
+    MatrixView<const T> d_o, q, kv, k_shared;
+    MatrixView<const A> lse, delta;
 
     /// P and dS of a tile of queries from row i0 and keys from row j0: P into w, dS returned in s.
-    __device__ void weights(const AttentionHead<T>& in, const AttentionShared<T>& shared, Index i0, Index j0, T (&p)[4],
-                            T (&ds)[4]) const {
+    __device__ void weights(const AttentionHead<T>& in, const AttentionShared<A>& shared, Index i0, Index j0, A (&p)[4],
+                            A (&ds)[4]) const {
         const int row = threadIdx.x / 32, col = threadIdx.x % 32;
-        TileProduct<T> s, dp;
+        TileProduct<A> s, dp;
         s.dot(
             heads.key(), shared.left, shared.right,
-            [&](Index i, Index c) { return i0 + i < in.tokens ? in.query(i0 + i, c) : T(0); },
-            [&](Index j, Index c) { return j0 + j < in.tokens ? in.key(j0 + j, c) : T(0); });
+            [&](Index i, Index c) { return i0 + i < in.tokens ? in.query(i0 + i, c) : A(0); },
+            [&](Index j, Index c) { return j0 + j < in.tokens ? in.key(j0 + j, c) : A(0); });
         dp.dot(
             heads.value, shared.left, shared.right,
             [&](Index i, Index c) {
-                return i0 + i < in.tokens ? d_o(in.first + i0 + i, in.h * heads.value + c) : T(0);
+                return i0 + i < in.tokens ? A(d_o(in.first + i0 + i, in.h * heads.value + c)) : A(0);
             },
-            [&](Index j, Index c) { return j0 + j < in.tokens ? in.value(j0 + j, c) : T(0); });
+            [&](Index j, Index c) { return j0 + j < in.tokens ? in.value(j0 + j, c) : A(0); });
         for (int i = 0; i < 4; ++i) {
             const Index query = i0 + row + 8 * i;
             const bool seen = query < in.tokens && j0 + col <= query;
-            p[i] = seen ? exp(s.value[i] * scale - lse(in.first + query, in.h)) : T(0);
-            ds[i] = seen ? scale * p[i] * (dp.value[i] - delta(in.first + query, in.h)) : T(0);
+            p[i] = seen ? exp(s.value[i] * scale - lse(in.first + query, in.h)) : A(0);
+            ds[i] = seen ? scale * p[i] * (dp.value[i] - delta(in.first + query, in.h)) : A(0);
         }
     }
 };
 
 template <class T>
 __global__ void attention_dq_kernel(AttentionBackward<T> b, MatrixView<T> dq) {
+    using A = accumulator_t<T>;
     const AttentionPlace at(b.heads.count, b.tiles);
     const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), top = at.tile * attention_tile,
                 width = b.heads.key();
     if (top >= tokens) return;
     const AttentionHead<T> in{b.heads, first, tokens, at.h, b.q, b.kv, b.k_shared};
-    const AttentionShared<T> shared;
+    const AttentionShared<A> shared;
     const int row = threadIdx.x / 32, col = threadIdx.x % 32;
-    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = T(0);
+    for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) shared.sums[e] = A(0);
     for (Index j0 = 0; j0 <= top; j0 += attention_tile) {
-        T p[4], ds[4];
+        A p[4], ds[4];
         b.weights(in, shared, top, j0, p, ds);
         for (int i = 0; i < 4; ++i) shared.scores[row + 8 * i][col] = ds[i];
         __syncthreads();
@@ -168,30 +174,32 @@ __global__ void attention_dq_kernel(AttentionBackward<T> b, MatrixView<T> dq) {
     }
     for (Index e = threadIdx.x; e < 32 * width; e += blockDim.x) {
         const Index i = e / width, c = e % width;
-        if (top + i < tokens) dq(first + top + i, at.h * width + c) = shared.sums[e];
+        if (top + i < tokens) dq(first + top + i, at.h * width + c) = static_cast<T>(shared.sums[e]);
     }
 }
 
 /// shares [H, N, r]: each head's part of dk_shared.
 template <class T>
-__global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, T* shares, Index rows) {
+__global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, accumulator_t<T>* shares,
+                                     Index rows) {
+    using A = accumulator_t<T>;
     const AttentionPlace at(b.heads.count, b.tiles);
     const Index first = b.seq.begin(at.s), tokens = b.seq.length(at.s), j0 = at.tile * attention_tile;
     const Index keys = b.heads.key(), values = b.heads.value, shared_width = b.heads.shared, nope = b.heads.nope;
     if (j0 >= tokens) return;
     const AttentionHead<T> in{b.heads, first, tokens, at.h, b.q, b.kv, b.k_shared};
-    const AttentionShared<T> shared;
-    T *dk = shared.sums, *dv = shared.sums + 32 * keys;
+    const AttentionShared<A> shared;
+    A *dk = shared.sums, *dv = shared.sums + 32 * keys;
     const int row = threadIdx.x / 32, col = threadIdx.x % 32;
-    for (Index e = threadIdx.x; e < 32 * (keys + values); e += blockDim.x) shared.sums[e] = T(0);
+    for (Index e = threadIdx.x; e < 32 * (keys + values); e += blockDim.x) shared.sums[e] = A(0);
     for (Index top = j0; top < tokens; top += attention_tile) {
         const auto seen_by = [=](Index j, Index i) { return top + i < tokens && j0 + j <= top + i; };
-        T p[4], ds[4];
+        A p[4], ds[4];
         b.weights(in, shared, top, j0, p, ds);
         for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = p[i];
         __syncthreads();
         add_tile_product(
-            values, shared.scores, dv, [&](Index i, Index c) { return b.d_o(first + top + i, at.h * values + c); },
+            values, shared.scores, dv, [&](Index i, Index c) { return A(b.d_o(first + top + i, at.h * values + c)); },
             seen_by);
         __syncthreads();
         for (int i = 0; i < 4; ++i) shared.scores[col][row + 8 * i] = ds[i];
@@ -204,19 +212,19 @@ __global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, 
         const Index j = e / keys, c = e % keys, n = first + j0 + j;
         if (j0 + j >= tokens) continue;
         if (c < nope)
-            dkv(n, at.h * (nope + values) + c) = dk[e];
+            dkv(n, at.h * (nope + values) + c) = static_cast<T>(dk[e]);
         else
             shares[(at.h * rows + n) * shared_width + c - nope] = dk[e];
     }
     for (Index e = threadIdx.x; e < 32 * values; e += blockDim.x) {
         const Index j = e / values, c = e % values;
-        if (j0 + j < tokens) dkv(first + j0 + j, at.h * (nope + values) + nope + c) = dv[e];
+        if (j0 + j < tokens) dkv(first + j0 + j, at.h * (nope + values) + nope + c) = static_cast<T>(dv[e]);
     }
 }
 
 template <class T>
 void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
-                     In<T> lse) {
+                     In<accumulator_t<T>> lse) {
     require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
     require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
     require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
@@ -230,7 +238,7 @@ template <class T, class... Parameters, class... Arguments>
 void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, Index sums,
                       const Arguments&... arguments) {
     if (blocks == 0) return;
-    const int bytes = static_cast<int>(attention_shared<T>(sums));
+    const int bytes = static_cast<int>(attention_shared<accumulator_t<T>>(sums));
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<exact_grid(blocks), block_threads, to_size(bytes), ctx.stream()>>>(arguments...);
     check_launch();
@@ -244,7 +252,7 @@ void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, co
     gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     const Index tiles = ceil_div(seq.longest(), gpu::attention_tile);
     gpu::launch_attention<T>(ctx, gpu::attention_forward_kernel<T>, seq.count() * heads.count * tiles, heads.value,
-                             heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()),
+                             heads, tiles, DeviceSequences(ctx, seq), static_cast<accumulator_t<T>>(heads.scale()),
                              MatrixView<const T>(q), MatrixView<const T>(kv), MatrixView<const T>(k_shared), o, lse);
     gpu::clear_rows_from(ctx, seq.tokens(), o);
     gpu::clear_rows_from(ctx, seq.tokens(), lse);
@@ -259,25 +267,27 @@ void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, c
     const Index rows = seq.tokens(), tiles = ceil_div(seq.longest(), gpu::attention_tile),
                 blocks = seq.count() * heads.count * tiles;
     const Index width = heads.shared, values = heads.value, count = heads.count;
-    T* memory = ctx.workspace<T>(Scratch::operation, rows * (q.cols + count + count * width));
-    const MatrixView<T> query(memory, rows, q.cols), delta(query.data + query.size(), rows, count);
-    T* shares = delta.data + delta.size();
+    using A = accumulator_t<T>;
+    A* memory = ctx.workspace<A>(Scratch::operation, rows * (q.cols + count + count * width));
+    const MatrixView<A> delta(memory, rows, count);
+    A* shares = delta.data + delta.size();
+    const MatrixView<T> query(reinterpret_cast<T*>(shares + rows * count * width), rows, q.cols);
     copy<T>(ctx, q.middle_rows(0, rows), query);
     gpu::for_rows(ctx, rows * count, values, [=] __device__(Index row, gpu::Team team) {
         const Index n = row / count, h = row % count;
-        T sum = T(0);
-        for (Index c = team.rank; c < values; c += team.size) sum += d_o(n, h * values + c) * o(n, h * values + c);
+        A sum = A(0);
+        for (Index c = h * values + team.rank; c < (h + 1) * values; c += team.size) sum += A(d_o(n, c)) * A(o(n, c));
         sum = team.sum(sum);
         if (team.rank == 0) delta(n, h) = sum;
     });
     const gpu::AttentionBackward<T> b{
-        heads, tiles, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), d_o, query, kv, k_shared, lse, delta};
+        heads, tiles, DeviceSequences(ctx, seq), static_cast<A>(heads.scale()), d_o, query, kv, k_shared, lse, delta};
     gpu::launch_attention<T>(ctx, gpu::attention_dq_kernel<T>, blocks, heads.key(), b, dq);
     gpu::launch_attention<T>(ctx, gpu::attention_dkv_kernel<T>, blocks, heads.key() + values, b, dkv, shares, rows);
     gpu::for_each(ctx, rows * width, [=] __device__(Index i) {
-        T sum = T(0);
+        A sum = A(0);
         for (Index h = 0; h < count; ++h) sum += shares[h * rows * width + i];
-        dk_shared(i / width, i % width) = sum;
+        dk_shared(i / width, i % width) = static_cast<T>(sum);
     });
     for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, rows, m);
 }

@@ -9,8 +9,8 @@ namespace kimik3 {
 namespace gpu {
 
 /// A block a token n.
-template <class T>
-__global__ void embedding_backward_kernel(const std::int32_t* ids, MatrixView<const T> dy, MatrixView<T> dtable) {
+template <class T, class A>
+__global__ void embedding_backward_kernel(const std::int32_t* ids, MatrixView<const T> dy, MatrixView<A> dtable) {
     __shared__ unsigned found[block_threads / 32];
     const Index n = blockIdx.x;
     const std::int32_t id = ids[n];
@@ -43,11 +43,13 @@ void embedding_forward(const Context<Cuda>& ctx, std::span<const std::int32_t> i
     });
 }
 
-template <class T>
-void embedding_backward(const Context<Cuda>& ctx, std::span<const std::int32_t> ids, In<T> dy, Out<T> dtable) {
+template <class D, class A>
+    requires std::is_same_v<accumulator_t<std::remove_const_t<D>>, A>
+void embedding_backward(const Context<Cuda>& ctx, std::span<const std::int32_t> ids, MatrixView<D> dy, Out<A> dtable) {
+    using T = std::remove_const_t<D>;
     require_shape("embedding: dy", dy, static_cast<Index>(ids.size()), dtable.cols);
     if (ids.empty()) return;
-    gpu::embedding_backward_kernel<T>
+    gpu::embedding_backward_kernel<T, A>
         <<<gpu::exact_grid(dy.rows), gpu::block_threads, 0, ctx.stream()>>>(ids.data(), dy, dtable);
     check_launch();
 }

@@ -1,11 +1,12 @@
 #pragma once
-// Fused KDA on the GPU: the operations that it is made of, one after another, through scratch memory. Only rows of the
-// sequences are read.
+// Fused KDA on the GPU: the operations that it is made of, one after another,
+// through scratch memory. Only rows of the sequences are read.
 
 #include "kimik3/ops/cuda/decay_gate.cuh"
 #include "kimik3/ops/cuda/kda_walk.cuh"
 #include "kimik3/ops/cuda/l2_norm.cuh"
 #include "kimik3/ops/cuda/sigmoid.cuh"
+#include "kimik3/ops/cuda/widened.cuh"
 #include "kimik3/ops/kda_fused.hpp"
 
 namespace kimik3 {
@@ -33,7 +34,7 @@ struct KdaUnits {
 
 template <class T>
 KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in,
-                     In<T> o, In<T> final, In<T> states) {
+                     In<T> o, In<accumulator_t<T>> final, In<accumulator_t<T>> states) {
     const KdaSizes sizes = kda_sizes<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
     require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
     require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
@@ -45,6 +46,11 @@ KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFu
     return sizes;
 }
 
+inline KdaRawInput<float> wide_input(Widened& wide, const KdaRawInput<bf16>& in) {
+    return {wide.of(in.q), wide.of(in.k), wide.of(in.v), wide.of(in.z),
+            wide.of(in.b), in.A_log,      in.dt_bias,    in.initial};
+}
+
 }  // namespace gpu
 
 template <class T>
@@ -53,8 +59,15 @@ void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedF
                        std::type_identity_t<Out<accumulator_t<T>>> final,
                        std::type_identity_t<Out<accumulator_t<T>>> states) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, o, final, states);
-    const gpu::KdaUnits<T> units(ctx, seq, form, in);
-    gpu::walk_forward<T>(ctx, seq, sizes, form.chunk, units.input(in), o, final, states);
+    if constexpr (std::is_same_v<T, bf16>) {
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, o);
+        const MatrixView<float> wide_o = wide.result(o);
+        kda_fused_forward<float>(ctx, seq, form, gpu::wide_input(wide, in), wide_o, final, states);
+        wide.back(wide_o, o);
+    } else {
+        const gpu::KdaUnits<T> units(ctx, seq, form, in);
+        gpu::walk_forward<T>(ctx, seq, sizes, form.chunk, units.input(in), o, final, states);
+    }
 }
 
 template <class T>
@@ -62,15 +75,26 @@ void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFused
                         std::type_identity_t<KdaRawInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
                         In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, d_o, dfinal, states);
-    const gpu::KdaUnits<T> units(ctx, seq, form, in);
-    const KdaGradient<T> walked{gradient.q, gradient.k, gradient.v, gradient.z, gradient.b, gradient.initial};
-    gpu::walk_backward<T>(ctx, seq, sizes, form.chunk, units.input(in), states, d_o, dfinal, walked);
-    const auto used = [&](MatrixView<T> m) { return m.middle_rows(0, seq.tokens()); };
-    l2_norm_backward(ctx, form.heads, used(gradient.q), units.q, units.q_r, used(gradient.q));
-    l2_norm_backward(ctx, form.heads, used(gradient.k), units.k, units.k_r, used(gradient.k));
-    decay_gate_backward(ctx, units.gate(form), used(gradient.z), in.z.middle_rows(0, seq.tokens()), in.A_log,
-                        in.dt_bias, used(gradient.z), gradient.A_log, gradient.dt_bias);
-    sigmoid_backward(ctx, used(gradient.b), units.beta, used(gradient.b));
+    if constexpr (std::is_same_v<T, bf16>) {
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, d_o, in.q, in.k, in.v, in.z, in.b);
+        const KdaRawGradient<float> to{wide.result(gradient.q), wide.result(gradient.k), wide.result(gradient.v),
+                                       wide.result(gradient.z), wide.result(gradient.b), gradient.A_log,
+                                       gradient.dt_bias,        gradient.initial};
+        kda_fused_backward<float>(ctx, seq, form, gpu::wide_input(wide, in), states, wide.of(d_o), dfinal, to);
+        wide.back(to.q, gradient.q), wide.back(to.k, gradient.k), wide.back(to.v, gradient.v),
+            wide.back(to.z, gradient.z), wide.back(to.b, gradient.b);
+        return;
+    } else {
+        const gpu::KdaUnits<T> units(ctx, seq, form, in);
+        const KdaGradient<T> walked{gradient.q, gradient.k, gradient.v, gradient.z, gradient.b, gradient.initial};
+        gpu::walk_backward<T>(ctx, seq, sizes, form.chunk, units.input(in), states, d_o, dfinal, walked);
+        const auto used = [&](MatrixView<T> m) { return m.middle_rows(0, seq.tokens()); };
+        l2_norm_backward(ctx, form.heads, used(gradient.q), units.q, units.q_r, used(gradient.q));
+        l2_norm_backward(ctx, form.heads, used(gradient.k), units.k, units.k_r, used(gradient.k));
+        decay_gate_backward(ctx, units.gate(form), used(gradient.z), in.z.middle_rows(0, seq.tokens()), in.A_log,
+                            in.dt_bias, used(gradient.z), gradient.A_log, gradient.dt_bias);
+        sigmoid_backward(ctx, used(gradient.b), units.beta, used(gradient.b));
+    }
 }
 
 }  // namespace kimik3

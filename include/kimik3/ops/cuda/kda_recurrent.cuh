@@ -1,7 +1,8 @@
 #pragma once
-// Token-by-token KDA on the GPU. Backward first walks forward to save the states before its segments.
+// Token-by-token KDA on the GPU. Backward first walks forward to save the
+// states before its segments.
 
-#include "kimik3/ops/cuda/kda_walk.cuh"
+#include "kimik3/ops/cuda/kda_chunk.cuh"
 #include "kimik3/ops/kda_recurrent.hpp"
 
 namespace kimik3 {
@@ -16,7 +17,10 @@ void kda_recurrent_forward(const Context<Cuda>& ctx, const Sequences& seq, Index
                            std::type_identity_t<KdaInput<T>> in, Out<T> o,
                            std::type_identity_t<Out<accumulator_t<T>>> final) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
-    gpu::walk_forward<T>(ctx, seq, sizes, gpu::walk_segment, in, o, final, {});
+    if constexpr (std::is_same_v<T, bf16>)
+        kda_chunk_forward<T>(ctx, seq, heads, gpu::walk_segment, in, o, final, {});
+    else
+        gpu::walk_forward<T>(ctx, seq, sizes, gpu::walk_segment, in, o, final, {});
 }
 
 template <class T>
@@ -25,9 +29,21 @@ void kda_recurrent_backward(const Context<Cuda>& ctx, const Sequences& seq, Inde
                             const KdaGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
     const Index rows = kda_chunks(seq, gpu::walk_segment), cols = heads * sizes.state();
-    const MatrixView<T> states(ctx.workspace<T>(Scratch::operation, rows * cols), rows, cols);
-    gpu::walk_forward<T>(ctx, seq, sizes, gpu::walk_segment, in, {}, {}, states);
-    gpu::walk_backward<T>(ctx, seq, sizes, gpu::walk_segment, in, states, d_o, dfinal, gradient);
+    using A = accumulator_t<T>;
+    const MatrixView<A> states(ctx.workspace<A>(Scratch::operation, rows * cols), rows, cols);
+    if constexpr (std::is_same_v<T, bf16>) {
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, d_o, in.q, in.k, in.v, in.g, in.beta);
+        gpu::with_wide_input(wide, in, [&](const KdaInput<float>& wide_in) {
+            gpu::with_wide_gradient(wide, gradient, [&](const KdaGradient<float>& to) {
+                gpu::walk_forward<float>(ctx, seq, sizes, gpu::walk_segment, wide_in, {}, {}, states);
+                gpu::walk_backward<float>(ctx, seq, sizes, gpu::walk_segment, wide_in, states, wide.of(d_o), dfinal,
+                                          to);
+            });
+        });
+    } else {
+        gpu::walk_forward<T>(ctx, seq, sizes, gpu::walk_segment, in, {}, {}, states);
+        gpu::walk_backward<T>(ctx, seq, sizes, gpu::walk_segment, in, states, d_o, dfinal, gradient);
+    }
 }
 
 }  // namespace kimik3

@@ -22,7 +22,7 @@ struct KdaSizes {
 
 template <class T>
 KdaSizes kda_sizes(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
-                   In<T> initial, In<T> final) {
+                   In<accumulator_t<T>> initial, In<accumulator_t<T>> final) {
     require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0,
             "kda: {} and {} columns are no multiples of {} heads", q.cols, v.cols, heads);
     const KdaSizes sizes{heads, q.cols / heads, v.cols / heads};
@@ -34,8 +34,8 @@ KdaSizes kda_sizes(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v,
     require_shape("kda: gate", gate, q.rows, q.cols);
     require_shape("kda: beta", beta, q.rows, heads);
     require_shape("kda: o", o, q.rows, v.cols);
-    require_carried<T>("kda", seq, initial, heads * sizes.state());
-    require_carried<T>("kda", seq, final, heads * sizes.state());
+    require_carried<accumulator_t<T>>("kda", seq, initial, heads * sizes.state());
+    require_carried<accumulator_t<T>>("kda", seq, final, heads * sizes.state());
     return sizes;
 }
 

@@ -12,45 +12,47 @@ inline constexpr int latent_keys = 128;
 
 /// Shared memory: the query [c + r], the scores of a tile of keys and the sums [c].
 template <class T>
-__global__ void latent_attention_kernel(MlaHeads heads, DeviceSequences seq, T scale, MatrixView<const T> q_lat,
-                                        MatrixView<const T> q, MatrixView<const T> cache, MatrixView<T> o_lat) {
+__global__ void latent_attention_kernel(MlaHeads heads, DeviceSequences seq, accumulator_t<T> scale,
+                                        MatrixView<const T> q_lat, MatrixView<const T> q, MatrixView<const T> cache,
+                                        MatrixView<T> o_lat) {
+    using A = accumulator_t<T>;
     extern __shared__ __align__(16) unsigned char memory[];
     const Index n = blockIdx.x / heads.count, h = blockIdx.x % heads.count, latent = o_lat.cols / heads.count,
                 width = latent + heads.shared;
-    T *query = reinterpret_cast<T*>(memory), *scores = query + width, *sums = scores + latent_keys;
+    A *query = reinterpret_cast<A*>(memory), *scores = query + width, *sums = scores + latent_keys;
     const Index s = seq.of(n), keys = seq.pasts[s] + n - seq.begin(s) + 1;
     const T* rows = cache.row(seq.slots[s]);
     const Team team{static_cast<int>(threadIdx.x), block_threads};
     for (Index c = threadIdx.x; c < width; c += blockDim.x)
-        query[c] = c < latent ? q_lat(n, h * latent + c) : q(n, h * heads.key() + heads.nope + c - latent);
-    for (Index c = threadIdx.x; c < latent; c += blockDim.x) sums[c] = T(0);
+        query[c] = A(c < latent ? q_lat(n, h * latent + c) : q(n, h * heads.key() + heads.nope + c - latent));
+    for (Index c = threadIdx.x; c < latent; c += blockDim.x) sums[c] = A(0);
     __syncthreads();
-    T highest = -INFINITY, total = T(0);
+    A highest = -INFINITY, total = A(0);
     for (Index first = 0; first < keys; first += latent_keys) {
         const Index count = keys - first < latent_keys ? keys - first : latent_keys;
         for (Index j = threadIdx.x / 32; j < count; j += block_threads / 32) {
-            T score = T(0);
-            for (Index c = threadIdx.x % 32; c < width; c += 32) score += query[c] * rows[(first + j) * width + c];
+            A score = A(0);
+            for (Index c = threadIdx.x % 32; c < width; c += 32) score += query[c] * A(rows[(first + j) * width + c]);
             score = warp_sum(score);
             if (threadIdx.x % 32 == 0) scores[j] = score * scale;
         }
         __syncthreads();
-        const T score = threadIdx.x < count ? scores[threadIdx.x] : -INFINITY;
-        T now = team.max(score);
+        const A score = threadIdx.x < count ? scores[threadIdx.x] : -INFINITY;
+        A now = team.max(score);
         now = highest > now ? highest : now;
-        const T weight = threadIdx.x < count ? exp(score - now) : T(0), fade = exp(highest - now);
+        const A weight = threadIdx.x < count ? exp(score - now) : A(0), fade = exp(highest - now);
         total = total * fade + team.sum(weight);
         highest = now;
         if (threadIdx.x < count) scores[threadIdx.x] = weight;
         __syncthreads();
         for (Index c = threadIdx.x; c < latent; c += blockDim.x) {
-            T sum = sums[c] * fade;
-            for (Index j = 0; j < count; ++j) sum += scores[j] * rows[(first + j) * width + c];
+            A sum = sums[c] * fade;
+            for (Index j = 0; j < count; ++j) sum += scores[j] * A(rows[(first + j) * width + c]);
             sums[c] = sum;
         }
         __syncthreads();
     }
-    for (Index c = threadIdx.x; c < latent; c += blockDim.x) o_lat(n, h * latent + c) = sums[c] / total;
+    for (Index c = threadIdx.x; c < latent; c += blockDim.x) o_lat(n, h * latent + c) = static_cast<T>(sums[c] / total);
 }
 
 }  // namespace gpu
@@ -81,11 +83,11 @@ void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaH
     require_shape("latent_attention: q", q, o_lat.rows, heads.count * heads.key());
     check_room(seq, cache.rows, cache.cols / (latent + heads.shared));
     if (blocks > 0) {
-        const std::size_t bytes = to_size(2 * latent + heads.shared + gpu::latent_keys) * sizeof(T);
+        const std::size_t bytes = to_size(2 * latent + heads.shared + gpu::latent_keys) * sizeof(accumulator_t<T>);
         KIMIK3_CUDA(cudaFuncSetAttribute(gpu::latent_attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(bytes)));
         gpu::latent_attention_kernel<T><<<gpu::exact_grid(blocks), gpu::block_threads, bytes, ctx.stream()>>>(
-            heads, DeviceSequences(ctx, seq), static_cast<T>(heads.scale()), q_lat, q, cache, o_lat);
+            heads, DeviceSequences(ctx, seq), static_cast<accumulator_t<T>>(heads.scale()), q_lat, q, cache, o_lat);
         check_launch();
     }
     gpu::clear_rows_from(ctx, seq.tokens(), o_lat);

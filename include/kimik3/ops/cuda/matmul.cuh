@@ -1,5 +1,7 @@
 #pragma once
-// cuBLAS's products. It reads matrices by columns, so c^T = b^T a^T is what it is asked for.
+// cuBLAS's products. It reads matrices by columns, so c^T = b^T a^T is what it is asked for. Products of bf16 go to tensor
+// cores and are summed in float; a weight gradient stays float. Products of one a whose weights lie one below the other
+// and whose results lie side by side are made as one.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/matmul.hpp"
@@ -7,24 +9,46 @@
 namespace kimik3 {
 namespace gpu {
 
-/// c [M, N] = op(a) op(b), where op is as cuBLAS says it, of the stored matrices.
 template <class T>
+inline constexpr cudaDataType_t cuda_type = std::is_same_v<T, bf16> ? CUDA_R_16BF
+                                            : std::is_same_v<T, double> ? CUDA_R_64F
+                                                                        : CUDA_R_32F;
+template <class T>
+inline constexpr cublasComputeType_t compute_type =
+    std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+
+/// c [M, N] = op(a) op(b), where op is as cuBLAS says it, of the stored matrices.
+template <class T, class C>
 void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOperation_t op_b, Index inner, In<T> a,
-                    In<T> b, Out<T> c, Add add) {
+                    In<T> b, Out<C> c, Add add) {
     if (c.size() == 0) return;
     if (inner == 0) {
         if (add == Add::no) clear(ctx, c);
         return;
     }
-    const T one = T(1), kept = add == Add::yes ? T(1) : T(0);
-    const auto product = [&](auto gemm) {
-        KIMIK3_CUDA(gemm(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, b.stride, a.data, a.stride,
-                         &kept, c.data, c.stride));
-    };
-    if constexpr (std::is_same_v<T, double>)
-        product(cublasDgemm_64);
-    else
-        product(cublasSgemm_64);
+    const accumulator_t<T> one = 1, kept = add == Add::yes ? 1 : 0;
+    KIMIK3_CUDA(cublasGemmEx_64(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, cuda_type<T>, b.stride,
+                                a.data, cuda_type<T>, a.stride, &kept, c.data, cuda_type<C>, c.stride, compute_type<T>,
+                                CUBLAS_GEMM_DEFAULT));
+}
+
+template <class T, class C>
+void product_tn(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<C> c, Add add) {
+    require_shape("matmul_tn: c", c, a.cols, b.cols);
+    require_shape("matmul_tn: b", b, a.rows, b.cols);
+    cublas_product<T>(ctx, CUBLAS_OP_T, CUBLAS_OP_N, a.rows, a, b, c, add);
+}
+
+/// Whether below lies right under above.
+template <class T>
+bool follows_below(MatrixView<const T> above, MatrixView<const T> below) {
+    return below.cols == above.cols && below.stride == above.stride && below.data == above.row(above.rows);
+}
+/// Whether right lies right beside left.
+template <class T>
+bool follows_beside(MatrixView<T> left, MatrixView<T> right) {
+    return right.rows == left.rows && right.data == left.data + left.cols &&
+           (right.stride == left.stride || left.rows == 1);
 }
 
 }  // namespace gpu
@@ -38,8 +62,20 @@ void matmul_nt(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
 
 template <class T>
 void matmul_nt_all(const Context<Cuda>& ctx, In<T> a, std::span<const RowProduct<T>> products) {
-    for (const RowProduct<T>& p : products)
-        if (p.b.rows > 0) matmul_nt(ctx, a, p.b, p.c, Add::no);
+    RowProduct<T> joined{};
+    const auto make = [&] {
+        if (joined.b.rows > 0) matmul_nt(ctx, a, joined.b, joined.c, Add::no);
+    };
+    for (const RowProduct<T>& p : products) {
+        if (p.b.rows == 0) continue;
+        if (gpu::follows_below(joined.b, p.b) && gpu::follows_beside(joined.c, p.c)) {
+            joined.b.rows += p.b.rows, joined.c.cols += p.c.cols;
+            continue;
+        }
+        make();
+        joined = p;
+    }
+    make();
 }
 
 template <class T>
@@ -51,9 +87,11 @@ void matmul_nn(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
 
 template <class T>
 void matmul_tn(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
-    require_shape("matmul_tn: c", c, a.cols, b.cols);
-    require_shape("matmul_tn: b", b, a.rows, b.cols);
-    gpu::cublas_product<T>(ctx, CUBLAS_OP_T, CUBLAS_OP_N, a.rows, a, b, c, add);
+    gpu::product_tn<T>(ctx, a, b, c, add);
+}
+inline void matmul_tn(const Context<Cuda>& ctx, MatrixView<const bf16> a, MatrixView<const bf16> b,
+                      MatrixView<float> c, Add add) {
+    gpu::product_tn<bf16>(ctx, a, b, c, add);
 }
 
 }  // namespace kimik3

@@ -13,25 +13,27 @@ namespace gpu {
 template <class T>
 struct ConvInput {
     DeviceSequences seq;
-    MatrixView<const T> u, w, initial;
+    using A = accumulator_t<T>;
+    MatrixView<const T> u;
+    MatrixView<const A> w, initial;
 
     /// Input t of sequence s; t < 0 lies in the window, or is zero.
-    __device__ T at(Index s, Index t, Index c) const {
+    __device__ A at(Index s, Index t, Index c) const {
         if (t >= 0) return u(seq.begin(s) + t, c);
-        const T* window = carried_in(seq, s, initial);
-        return window == nullptr ? T(0) : window[(t + w.cols - 1) * u.cols + c];
+        const A* window = carried_in(seq, s, initial);
+        return window == nullptr ? A(0) : window[(t + w.cols - 1) * u.cols + c];
     }
     /// The sum before SiLU.
-    __device__ T sum(Index s, Index t, Index c) const {
-        T total = T(0);
+    __device__ A sum(Index s, Index t, Index c) const {
+        A total = A(0);
         for (Index j = 0; j < w.cols; ++j) total += w(c, j) * at(s, t - (w.cols - 1) + j, c);
         return total;
     }
     /// The gradient of input t > -W, from e and the final window's gradient.
-    __device__ T gradient(Index s, Index t, Index c, const MatrixView<const T>& e,
-                          const MatrixView<const T>& dfinal) const {
+    __device__ A gradient(Index s, Index t, Index c, const MatrixView<A>& e,
+                          const MatrixView<const A>& dfinal) const {
         const Index taps = w.cols, length = seq.length(s), kept = t - (length - (taps - 1));
-        T total = T(0);
+        A total = A(0);
         for (Index j = 0; j < taps; ++j) {
             const Index row = t + taps - 1 - j;
             if (row >= 0 && row < length) total += w(c, j) * e(seq.begin(s) + row, c);
@@ -42,12 +44,13 @@ struct ConvInput {
 };
 
 template <class T>
-ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<T> w, In<T> initial, In<T> out) {
+ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w,
+                        In<accumulator_t<T>> initial, In<T> out) {
     require_shape("short_conv: u", u, out.rows, out.cols);
     require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows,
             w.cols);
     require(seq.tokens() <= u.rows, "short_conv: {} tokens do not fit {} rows", seq.tokens(), u.rows);
-    require_carried<T>("short_conv", seq, initial, (w.cols - 1) * u.cols);
+    require_carried<accumulator_t<T>>("short_conv", seq, initial, (w.cols - 1) * u.cols);
     return {DeviceSequences(ctx, seq), u, w, initial};
 }
 
@@ -56,17 +59,19 @@ ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
 template <class T>
 void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u, In<accumulator_t<T>> w,
                         In<accumulator_t<T>> initial, Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
+    using A = accumulator_t<T>;
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
-    gpu::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
+    gpu::require_carried<accumulator_t<T>>("short_conv", seq, final, (w.cols - 1) * u.cols);
     gpu::for_rows(ctx, seq.tokens(), u.cols, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
-        for (Index c = team.rank; c < in.u.cols; c += team.size) y(n, c) = silu(in.sum(s, n - in.seq.begin(s), c));
+        for (Index c = team.rank; c < in.u.cols; c += team.size)
+            y(n, c) = static_cast<T>(silu(in.sum(s, n - in.seq.begin(s), c)));
     });
     if (final.rows != 0) {
         // One thread a channel, the oldest row first: final may be initial, whose rows are read before they are
         // replaced.
         gpu::for_rows(ctx, seq.count(), u.cols, [=] __device__(Index s, gpu::Team team) {
-            T* to = gpu::carried_out(in.seq, s, in.initial, final);
+            A* to = gpu::carried_out(in.seq, s, in.initial, final);
             if (to == nullptr) return;
             const Index taps = in.w.cols, length = in.seq.length(s);
             for (Index c = team.rank; c < in.u.cols; c += team.size)
@@ -81,29 +86,30 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
                          In<accumulator_t<T>> initial, In<accumulator_t<T>> dfinal, Out<T> du,
                          std::type_identity_t<Out<accumulator_t<T>>> dw,
                          std::type_identity_t<Out<accumulator_t<T>>> dinitial) {
+    using A = accumulator_t<T>;
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, du);
     require_shape("short_conv: dy", dy, du.rows, du.cols);
     require_shape("short_conv: dw", dw, w.rows, w.cols);
-    gpu::require_carried<T>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
-    gpu::require_carried<T>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
+    gpu::require_carried<accumulator_t<T>>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
+    gpu::require_carried<accumulator_t<T>>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
     const Index taps = w.cols, channels = u.cols;
-    const MatrixView<T> e(ctx.workspace<T>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);
+    const MatrixView<A> e(ctx.workspace<A>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);
     gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
         for (Index c = team.rank; c < channels; c += team.size)
             e(n, c) = dy(n, c) * silu_derivative(in.sum(s, n - in.seq.begin(s), c));
     });
-    gpu::column_sums<T>(
+    gpu::column_sums<A>(
         ctx, seq.tokens(), channels * taps,
         [=] __device__(Index n, Index i) {
             const Index s = in.seq.of(n), c = i % channels, j = i / channels;
             return e(n, c) * in.at(s, n - in.seq.begin(s) - (taps - 1) + j, c);
         },
-        [=] __device__(Index i, T sum) { dw(i % channels, i / channels) += sum; });
+        [=] __device__(Index i, A sum) { dw(i % channels, i / channels) += sum; });
     gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
         for (Index c = team.rank; c < channels; c += team.size)
-            du(n, c) = in.gradient(s, n - in.seq.begin(s), c, e, dfinal);
+            du(n, c) = static_cast<T>(in.gradient(s, n - in.seq.begin(s), c, e, dfinal));
     });
     if (dinitial.rows != 0) {
         gpu::for_rows(ctx, seq.count(), channels, [=] __device__(Index s, gpu::Team team) {

@@ -30,9 +30,10 @@ template <class T>
 void situ_forward(const Context<Cuda>& ctx, In<T> gate, In<T> up, SituBetas betas, Out<T> y) {
     require_shape("situ: gate", gate, y.rows, y.cols);
     require_shape("situ: up", up, y.rows, y.cols);
-    const gpu::SituNumbers<T> form(betas);
+    const gpu::SituNumbers<accumulator_t<T>> form(betas);
     gpu::for_rows(ctx, y.rows, y.cols, [=] __device__(Index n, gpu::Team team) {
-        for (Index c = team.rank; c < y.cols; c += team.size) y(n, c) = form.value(gate(n, c), up(n, c));
+        for (Index c = team.rank; c < y.cols; c += team.size)
+            y(n, c) = static_cast<T>(form.value(gate(n, c), up(n, c)));
     });
 }
 
@@ -43,12 +44,12 @@ void situ_backward(const Context<Cuda>& ctx, In<T> dy, In<T> gate, In<T> up, Sit
     require_shape("situ: up", up, dy.rows, dy.cols);
     require_shape("situ: dgate", dgate, dy.rows, dy.cols);
     require_shape("situ: dup", dup, dy.rows, dy.cols);
-    const gpu::SituNumbers<T> form(betas);
+    const gpu::SituNumbers<accumulator_t<T>> form(betas);
     gpu::for_rows(ctx, dy.rows, dy.cols, [=] __device__(Index n, gpu::Team team) {
         for (Index c = team.rank; c < dy.cols; c += team.size) {
-            const SituGradient<T> gradient = form.gradient(gate(n, c), up(n, c), dy(n, c));
-            dgate(n, c) = gradient.gate;
-            dup(n, c) = gradient.up;
+            const auto gradient = form.gradient(gate(n, c), up(n, c), dy(n, c));
+            dgate(n, c) = static_cast<T>(gradient.gate);
+            dup(n, c) = static_cast<T>(gradient.up);
         }
     });
 }
