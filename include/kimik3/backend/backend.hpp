@@ -40,6 +40,10 @@ struct LogitsChunk {
 template <class Backend>
 inline constexpr LogitsChunk logits_chunk{Index{1} << 20, 1024};
 
+/// Whether a backend draws tokens itself (ops/sample.hpp), so that logits stay where they are.
+template <class Backend>
+inline constexpr bool draws_tokens = false;
+
 /// Work that is done again and again. run(ctx, shape, body) runs body; a backend that can records what it enqueues and
 /// starts the recording as long as shape, on which all but numbers in memory depends, stays as it was.
 template <class Backend>

@@ -27,6 +27,8 @@ namespace kimik3 {
 struct Cuda {};
 template <>
 inline constexpr bool decides_steps<Cuda> = true;
+template <>
+inline constexpr bool draws_tokens<Cuda> = true;
 template <class T>
 inline constexpr bool has_steps<Cuda, T> = !std::is_same_v<T, double>;
 template <>

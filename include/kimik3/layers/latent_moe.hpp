@@ -70,6 +70,7 @@ struct LatentMoeLayer {
                                                // normed in backward: du, then dz
         VectorView<accumulator_t<T>> r;        // [N] of the norm
         typename Shared::Saved shared;         // where there are shared experts
+        MatrixView<T> pair_hidden, pair_out;   // [N k, F] and [N k, L] in a decoding step only
     };
 
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
@@ -92,6 +93,10 @@ struct LatentMoeLayer {
             s.r = arena.vector<Wide>(tokens);
         }
         if (c.num_shared_experts > 0) s.shared = Shared::Saved::bind(arena, tokens, c.shared_intermediate_size());
+        if (has_steps<Backend, T> && seq.single()) {
+            s.pair_hidden = arena.matrix<T>(tokens * chosen, c.moe_intermediate_size);
+            s.pair_out = arena.matrix<T>(tokens * chosen, latent);
+        }
         return s;
     }
 
@@ -117,8 +122,6 @@ struct LatentMoeLayer {
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
                      MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         using Product = StepProduct<T>;
-        const Index pairs = s.experts.rows * s.experts.cols;
-        const MatrixView<T> hidden = s.expert.hidden.middle_rows(0, pairs), out = s.expert.out.middle_rows(0, pairs);
         const bool shared = c.num_shared_experts > 0;
         step_products(ctx, in,
                       {shared ? Product::situ(p.shared_experts.gate_proj, p.shared_experts.up_proj, s.shared.hidden)
@@ -126,8 +129,8 @@ struct LatentMoeLayer {
                        Product::plain(p.routed_expert_down_proj, s.z), Product::sigmoid(p.gate, s.scores)},
                       betas_of(c));
         step_experts(ctx, StepExperts<T>{s.scores, p.e_score_correction_bias, rule(c), betas_of(c), s.z, p.w1, p.w3,
-                                         p.w2, s.experts, s.weights, hidden, out});
-        StepInput<T> sum{.parts = out, .weights = s.weights, .eps = c.rms_norm_eps, .normed = s.normed};
+                                         p.w2, s.experts, s.weights, s.pair_hidden, s.pair_out});
+        StepInput<T> sum{.parts = s.pair_out, .weights = s.weights, .eps = c.rms_norm_eps, .normed = s.normed};
         if (normed(c)) sum.norm = p.routed_expert_norm;
         Product up = Product::plain(p.routed_expert_up_proj, y, residual);
         if (shared) up.second = s.shared.hidden, up.w2 = p.shared_experts.down_proj;

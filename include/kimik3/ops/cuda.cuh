@@ -25,6 +25,7 @@
 #include "kimik3/ops/cuda/quantile_balance.cuh"
 #include "kimik3/ops/cuda/rms_norm.cuh"
 #include "kimik3/ops/cuda/router.cuh"
+#include "kimik3/ops/cuda/sample.cuh"
 #include "kimik3/ops/cuda/short_conv.cuh"
 #include "kimik3/ops/cuda/sigmoid.cuh"
 #include "kimik3/ops/cuda/sigmoid_gate.cuh"
