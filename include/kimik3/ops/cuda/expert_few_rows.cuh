@@ -38,10 +38,9 @@ __device__ inline unsigned ordered(float value) {
     return bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000u);
 }
 
-/// A warp chooses the experts of token n.
-template <class T>
-__device__ void choose_experts(const StepExpertsWork<T>& work, int n, std::int32_t* experts, float* weights) {
-    constexpr int most = 8;
+/// A warp chooses the experts of token n, of 32 most at most.
+template <int most, class T>
+__device__ void choose_of(const StepExpertsWork<T>& work, int n, std::int32_t* experts, float* weights) {
     const int lane = static_cast<int>(threadIdx.x) % 32, count = work.chosen();
     const float* score = work.scores.row(n);
     unsigned key[most];
@@ -82,6 +81,12 @@ __device__ void choose_experts(const StepExpertsWork<T>& work, int n, std::int32
     }
     const float factor = broken ? NAN : work.factor;
     if (lane < count) weights[lane] = mine * (work.renormalize ? factor / (sum + 1e-20f) : factor);
+}
+
+template <class T>
+__device__ void choose_experts(const StepExpertsWork<T>& work, int n, std::int32_t* experts, float* weights) {
+    if (work.all <= 64) choose_of<2>(work, n, experts, weights);
+    else choose_of<8>(work, n, experts, weights);
 }
 
 template <class T>

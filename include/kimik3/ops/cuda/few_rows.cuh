@@ -43,7 +43,7 @@ void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index sha
 
 /// Eight numbers in a row.
 template <class T>
-struct Octet {
+struct alignas(16) Octet {
     T value[8];
 
     __device__ float operator[](int e) const { return value[e]; }
@@ -54,7 +54,7 @@ struct Octet {
     }
 };
 template <>
-struct Octet<bf16> {
+struct alignas(16) Octet<bf16> {
     std::uint32_t pair[4];
 
     __device__ float operator[](int e) const {
@@ -85,6 +85,13 @@ __device__ Octet<T> load_octet(const T* row, int k, int count, bool wide) {
     for (int e = 0; e < 8; ++e)
         if (k + e < count) value[e] = row[k + e];
     return Octet<T>::of(value);
+}
+/// An octet to where 16 bytes are aligned.
+template <class T>
+__device__ void store_octet(T* to, const Octet<T>& octet) {
+    const uint4* from = reinterpret_cast<const uint4*>(&octet);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = from[i];
 }
 template <class T>
 bool is_wide(const T* data, Index stride, Index count) {

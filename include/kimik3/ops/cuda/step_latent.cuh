@@ -1,7 +1,7 @@
 #pragma once
-// A decoding step of Gated MLA on the GPU, in two launches: a block a head of a sequence and 64 keys, which multiplies the
-// query by W_UK for itself; then a block a head of a sequence, which adds the pieces up in their order and multiplies by
-// W_UV. What is cached and the weights are there before the inputs are.
+// A decoding step of Gated MLA on the GPU, in two launches: blocks with a head of a sequence and pieces of 64 keys, which
+// multiply the query by W_UK for themselves; then a block a head of a sequence, which adds the pieces up in their order
+// and multiplies by W_UV. What is cached and the weights are there before the inputs are.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/formulas.hpp"
@@ -16,7 +16,7 @@ template <class T>
 struct StepLatentWork {
     DeviceSequences seq;
     MlaHeads heads;
-    int latent, pieces;
+    int latent, pieces, shares;  // shares: blocks that share the pieces of a head of a sequence
     float scale, eps;
     MatrixView<const T> q, kv_low, kv_b, gate;
     const float* norm;
@@ -54,99 +54,144 @@ __device__ inline float block_sum(float value, float* parts) {
     return value;
 }
 
+/// A block of 256 threads with a head of a sequence and every shares-th piece of its keys.
+template <class T>
+struct StepScores {
+    const StepLatentWork<T>& work;
+    T* keys;                                     // [64, stride]
+    float *query, *parts, *small, *head_query;   // [c + r], [16, c], [512], [n]
+    int thread, n, h;
+
+    __device__ StepScores(const StepLatentWork<T>& of, unsigned char* memory)
+        : work(of),
+          keys(reinterpret_cast<T*>(memory)),
+          query(reinterpret_cast<float*>(keys + step_keys * of.key_stride())),
+          parts(query + round_up(of.width(), 4)),
+          small(parts + 16 * of.latent),
+          head_query(small + 512),
+          thread(static_cast<int>(threadIdx.x)),
+          n(static_cast<int>(blockIdx.x) / of.shares / static_cast<int>(of.heads.count)),
+          h(static_cast<int>(blockIdx.x) / of.shares % static_cast<int>(of.heads.count)) {}
+
+    __device__ int count(Index first) const {
+        const Index left = work.seq.pasts[n] + 1 - first;
+        return left < step_keys ? static_cast<int>(left) : step_keys;
+    }
+    /// The new token's place among the keys from first on, or -1.
+    __device__ int fresh(Index first) const {
+        const Index at = work.seq.pasts[n] - first;
+        return at >= 0 && at < step_keys ? static_cast<int>(at) : -1;
+    }
+    __device__ T* cached(Index first) const { return work.cache.row(work.seq.slots[n]) + first * work.width(); }
+
+    __device__ void fetch_keys(Index first) const {
+        const int width = work.width(), octets = width / 8, stride = work.key_stride(), all = count(first);
+        const T* from = cached(first);
+        for (int i = thread; i < all * octets; i += 256) {
+            const int j = i / octets, k = i % octets * 8;
+            if (j == fresh(first)) continue;
+            if (work.wide_cache && sizeof(T) == 2) {
+                copy_16_bytes(keys + j * stride + k, from + j * width + k);
+            } else {
+                for (int e = 0; e < 8; ++e) keys[j * stride + k + e] = from[j * width + k + e];
+            }
+        }
+        commit_copies();
+    }
+    /// The new token's key, normed, into place and, by one head, into the cache.
+    __device__ void add_key(Index first) const {
+        const int latent = work.latent, shared = static_cast<int>(work.heads.shared), at = fresh(first);
+        T* key = keys + at * work.key_stride();
+        const T* low = work.kv_low.row(n);
+        const float mine = thread < latent ? static_cast<float>(low[thread]) : 0.0f;
+        const float total = block_sum(mine * mine, small);
+        if (thread < latent)
+            key[thread] = static_cast<T>(mine * (1.0f / sqrtf(total / static_cast<float>(latent) + work.eps)) *
+                                         work.norm[thread]);
+        if (thread < shared) key[latent + thread] = low[latent + thread];
+        __syncthreads();
+        if (h == 0)
+            for (int c = thread; c < work.width(); c += 256) cached(first)[at * work.width() + c] = key[c];
+    }
+    /// The query times W_UK, of which a thread holds eight columns of every sixteenth row.
+    __device__ void make_query(const Octet<T> (&weights)[8]) const {
+        const int latent = work.latent, nope = static_cast<int>(work.heads.nope), rank = thread / 16,
+                  columns = thread % 16 * 8;
+        const T* q = work.q.row(n) + h * work.heads.key();
+        for (int c = thread; c < nope; c += 256) head_query[c] = q[c];
+        for (int c = thread; c < work.heads.shared; c += 256) query[latent + c] = q[nope + c];
+        __syncthreads();
+        float sum[8] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float value = rank + 16 * i < nope ? head_query[rank + 16 * i] : 0.0f;
+            for (int e = 0; e < 8; ++e) sum[e] += value * weights[i][e];
+        }
+        if (columns < latent)
+            for (int e = 0; e < 8; ++e) parts[rank * latent + columns + e] = sum[e];
+        __syncthreads();
+        if (thread < latent) {
+            float total = 0;
+            for (int r = 0; r < 16; ++r) total += parts[r * latent + thread];
+            query[thread] = total;
+        }
+    }
+    /// Softmax over the keys that are there and the sum of their latents.
+    __device__ void attend(Index first, Index piece) const {
+        const int latent = work.latent, octets = work.width() / 8, stride = work.key_stride(), all = count(first),
+                  j = thread / 4, quarter = thread % 4;
+        float score = 0;
+        for (int o = quarter; o < octets && j < all; o += 4) {
+            const Octet<T> key = load_octet<T>(keys + j * stride, 8 * o, work.width(), true);
+            for (int e = 0; e < 8; ++e) score += query[8 * o + e] * key[e];
+        }
+        score = TileLane{}.quad_sum(score) * work.scale;
+        const float highest = block_max(j < all ? score : -INFINITY, small + 64);
+        const float weight = j < all ? expf(score - highest) : 0.0f;
+        if (quarter == 0) small[128 + j] = weight;
+        const float total = block_sum(quarter == 0 ? weight : 0.0f, small + 64);
+        const int groups = 256 / latent, column = thread % latent, group = thread / latent;
+        float mix = 0;
+        for (int key = group; key < all && group < groups; key += groups)
+            mix += small[128 + key] * static_cast<float>(keys[key * stride + column]);
+        if (group < groups) parts[group * latent + column] = mix;
+        __syncthreads();
+        if (thread < latent) {
+            mix = 0;
+            for (int g = 0; g < groups; ++g) mix += parts[g * latent + thread];
+            work.sums[piece * latent + thread] = mix;
+        }
+        if (thread == 0) work.marks[piece * 2] = highest, work.marks[piece * 2 + 1] = total;
+    }
+};
+
 template <class T>
 __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant__ StepLatentWork<T> work) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const int thread = static_cast<int>(threadIdx.x), latent = work.latent, shared = static_cast<int>(work.heads.shared),
-              nope = static_cast<int>(work.heads.nope), width = work.width(), stride = work.key_stride();
-    T* keys = reinterpret_cast<T*>(memory);
-    float* query = reinterpret_cast<float*>(keys + step_keys * stride);
-    float *parts = query + round_up(width, 4), *small = parts + 16 * latent, *head_query = small + 512;
-    const int piece = static_cast<int>(blockIdx.x) % work.pieces, of = static_cast<int>(blockIdx.x) / work.pieces,
-              heads = static_cast<int>(work.heads.count), h = of % heads, n = of / heads;
-    const Index past = work.seq.pasts[n], first = Index{piece} * step_keys;
-    if (first > past) return await_predecessor();
-    const int count = past + 1 - first < step_keys ? static_cast<int>(past + 1 - first) : step_keys;
-    const int fresh = past - first < step_keys ? static_cast<int>(past - first) : -1;  // the new token's place
-
-    T* cached = work.cache.row(work.seq.slots[n]) + first * width;
-    const int octets = width / 8;
-    for (int i = thread; i < count * octets; i += 256) {
-        const int j = i / octets, k = i % octets * 8;
-        if (j == fresh) continue;
-        if (work.wide_cache && sizeof(T) == 2) {
-            copy_16_bytes(keys + j * stride + k, cached + j * width + k);
-        } else {
-            for (int e = 0; e < 8; ++e) keys[j * stride + k + e] = cached[j * width + k + e];
-        }
-    }
-    commit_copies();
-    const int rank = thread / 16, columns = thread % 16 * 8;
-    const T* up_key = work.kv_b.row(h * (work.heads.nope + work.heads.value));
+    const StepScores<T> scores(work, memory);
+    const Index past = work.seq.pasts[scores.n], piece = blockIdx.x % static_cast<unsigned>(work.shares);
+    if (piece * step_keys > past) return await_predecessor();
+    scores.fetch_keys(piece * step_keys);
+    const int row = scores.thread / 16, columns = scores.thread % 16 * 8, nope = static_cast<int>(work.heads.nope);
+    const T* up_key = work.kv_b.row(scores.h * (nope + work.heads.value));
     Octet<T> weights[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        weights[i] = load_octet(rank + 16 * i < nope ? up_key + Index{rank + 16 * i} * latent : nullptr, columns, latent,
-                                work.wide);
-
+        weights[i] = load_octet(row + 16 * i < nope ? up_key + Index{row + 16 * i} * work.latent : nullptr, columns,
+                                work.latent, work.wide);
     await_predecessor();
-    const T* q = work.q.row(n) + h * work.heads.key();
-    for (int c = thread; c < nope; c += 256) head_query[c] = q[c];
-    for (int c = thread; c < shared; c += 256) query[latent + c] = q[nope + c];
-    if (fresh >= 0) {
-        const T* low = work.kv_low.row(n);
-        float mine = thread < latent ? static_cast<float>(low[thread]) : 0.0f;
-        const float total = block_sum(mine * mine, small);
-        if (thread < latent)
-            keys[fresh * stride + thread] = static_cast<T>(
-                mine * (1.0f / sqrtf(total / static_cast<float>(latent) + work.eps)) * work.norm[thread]);
-        if (thread < shared) keys[fresh * stride + latent + thread] = low[latent + thread];
+    scores.make_query(weights);
+    for (Index p = piece; p * step_keys <= past; p += work.shares) {
+        const Index first = p * step_keys;
+        if (p != piece) {
+            __syncthreads();
+            scores.fetch_keys(first);
+        }
+        if (scores.fresh(first) >= 0) scores.add_key(first);
+        wait_for_copies<0>();
         __syncthreads();
-        if (h == 0 && thread < width) cached[fresh * width + thread] = keys[fresh * stride + thread];
-        if (h == 0 && thread + 256 < width)
-            cached[fresh * width + thread + 256] = keys[fresh * stride + thread + 256];
+        scores.attend(first, Index{blockIdx.x / static_cast<unsigned>(work.shares)} * work.pieces + p);
     }
-    __syncthreads();
-    float sum[8] = {};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float value = rank + 16 * i < nope ? head_query[rank + 16 * i] : 0.0f;
-        for (int e = 0; e < 8; ++e) sum[e] += value * weights[i][e];
-    }
-    if (columns < latent)
-        for (int e = 0; e < 8; ++e) parts[rank * latent + columns + e] = sum[e];
-    wait_for_copies<0>();
-    __syncthreads();
-    if (thread < latent) {
-        float total = 0;
-        for (int r = 0; r < 16; ++r) total += parts[r * latent + thread];
-        query[thread] = total;
-    }
-    __syncthreads();
-
-    const int j = thread / 4, quarter = thread % 4;
-    float score = 0;
-    for (int o = quarter; o < octets && j < count; o += 4) {
-        const Octet<T> key = load_octet<T>(keys + j * stride, 8 * o, width, true);
-        for (int e = 0; e < 8; ++e) score += query[8 * o + e] * key[e];
-    }
-    score = TileLane{}.quad_sum(score) * work.scale;
-    const float highest = block_max(j < count ? score : -INFINITY, small + 64);
-    const float weight = j < count ? expf(score - highest) : 0.0f;
-    if (quarter == 0) small[128 + j] = weight;
-    const float total = block_sum(quarter == 0 ? weight : 0.0f, small + 64);
-    const int groups = 256 / latent, column = thread % latent, group = thread / latent;
-    float mix = 0;
-    for (int key = group; key < count && group < groups; key += groups)
-        mix += small[128 + key] * static_cast<float>(keys[key * stride + column]);
-    if (group < groups) parts[group * latent + column] = mix;
-    __syncthreads();
-    if (thread < latent) {
-        mix = 0;
-        for (int g = 0; g < groups; ++g) mix += parts[g * latent + thread];
-        work.sums[Index{blockIdx.x} * latent + thread] = mix;
-    }
-    if (thread == 0) work.marks[Index{blockIdx.x} * 2] = highest, work.marks[Index{blockIdx.x} * 2 + 1] = total;
 }
 
 template <class T>
@@ -201,11 +246,13 @@ void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads&
     Index longest = 0;
     for (Index s = 0; s < seq.count(); ++s) longest = (std::max)(longest, seq.past(s));
     const Index pieces = longest / gpu::step_keys + 1, blocks = y.rows * heads.count;
+    const Index shares = std::clamp(Index{528} / (std::max)(blocks, Index{1}), Index{1}, pieces);
     float* scratch = ctx.workspace<float>(Scratch::operation, blocks * pieces * (latent + 2));
     const gpu::StepLatentWork<T> work{DeviceSequences(ctx, seq),
                                       heads,
                                       static_cast<int>(latent),
                                       static_cast<int>(pieces),
+                                      static_cast<int>(shares),
                                       static_cast<float>(heads.scale()),
                                       static_cast<float>(in.eps),
                                       in.q,
@@ -219,7 +266,7 @@ void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads&
                                       y,
                                       gpu::is_wide(in.kv_b),
                                       gpu::is_wide(in.cache.data, in.cache.stride, width)};
-    gpu::launch_early(ctx, blocks * pieces, 256, work.shared_bytes(), gpu::step_scores_kernel<T>, work);
+    gpu::launch_early(ctx, blocks * shares, 256, work.shared_bytes(), gpu::step_scores_kernel<T>, work);
     gpu::launch_early(ctx, blocks, 256, 0, gpu::step_values_kernel<T>, work);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// A decoding step's products on the GPU: a block a tile of 16 rows of the weights. Up to eight tokens, every block mixes
-// and norms the input for itself; more tokens are normed by a launch of their own and go through in groups of 32.
+// A decoding step's products on the GPU: a block a tile of 16 rows of the weights, or several in turn. Up to eight tokens,
+// every block mixes and norms the input for itself; more tokens are normed by a launch of their own and go through in
+// groups of 32.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/cuda/situ.cuh"
@@ -10,38 +11,44 @@ namespace kimik3 {
 namespace gpu {
 
 /// Eight warps, each with up to four times 32 columns at a time.
-inline constexpr int step_warps = 8, step_stage = 4;
+inline constexpr int step_warps = 8, step_stage = 4, step_width = 32 * step_warps * step_stage;
 
-__device__ inline int step_column(const TileLane& lane, int i) {
-    return 32 * (step_warps * i + lane.warp) + 8 * lane.c;
-}
-
-/// Divides rows that the block holds by their root mean square and multiplies by w.
+/// Eight rows of x that a block has mixed and normed, and what it needs to do so. Columns from the width on to the next
+/// multiple of 32 are zero.
 template <class T>
-__device__ void norm_held(Octet<T> (&x)[step_stage], TileLane lane, const float* w, bool wide, float eps, int width,
-                          float (*squares)[8]) {
-    Octet<float> scale[step_stage];
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < step_stage; ++i) {
-        scale[i] = load_octet(w, step_column(lane, i), width, wide);
-        for (int e = 0; e < 8; ++e) sum += x[i][e] * x[i][e];
-    }
-    sum = lane.quad_sum(sum);
-    if (lane.c == 0) squares[lane.warp][lane.r] = sum;
-    __syncthreads();
-    float total = 0;
-    for (int warp = 0; warp < step_warps; ++warp) total += squares[warp][lane.r];
-    const float r = 1.0f / sqrtf(total / static_cast<float>(width) + eps);
-#pragma unroll
-    for (int i = 0; i < step_stage; ++i) {
-        float value[8];
-        for (int e = 0; e < 8; ++e) value[e] = x[i][e] * r * scale[i][e];
-        x[i] = Octet<T>::of(value);
-    }
-}
+struct StepRows {
+    static constexpr int stride = step_width + 32;
+    T x[8][stride];
+    float slope[step_width], norm[step_width];
+    float score[8][most_step_candidates];
 
-/// Sources of x. Those that hold make eight rows in registers, step_column(lane, i) on of row first + lane.r.
+    /// x of a row from what a warp's lanes hold of it: octets lane, lane + 32, ...
+    __device__ void store(float (&h)[step_stage][8], int token, int width, bool normed, float eps) {
+        const int lane = static_cast<int>(threadIdx.x) % 32, octets = ceil_div(width, 32) * 4;
+        Octet<T> row[step_stage];
+        float r = 1.0f;
+#pragma unroll
+        for (int i = 0; i < step_stage; ++i) row[i] = Octet<T>::of(h[i]);
+        if (normed) {
+            float squares = 0;
+#pragma unroll
+            for (int i = 0; i < step_stage; ++i)
+                for (int e = 0; e < 8; ++e) squares += row[i][e] * row[i][e];
+            r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + eps);
+        }
+#pragma unroll
+        for (int i = 0; i < step_stage; ++i) {
+            const int octet = lane + 32 * i;
+            if (octet >= octets) continue;
+            float value[8];
+            for (int e = 0; e < 8; ++e) value[e] = normed ? row[i][e] * r * norm[8 * octet + e] : row[i][e];
+            store_octet(&x[token][8 * octet], Octet<T>::of(value));
+        }
+    }
+};
+
+/// Sources of x. Those that hold it put rows first ... of x into shared memory: prepare needs no input of the step, hold
+/// makes count rows and ends with a barrier.
 template <class T>
 struct RowSource {
     static constexpr bool holds = false;
@@ -58,107 +65,98 @@ struct RowSource {
 template <class T>
 struct MixSource {
     static constexpr bool holds = true;
-    static constexpr int most = most_step_candidates;
-    struct Shared {
-        float2 scores[step_warps][8][most];
-        float share[8][most], squares[step_warps][8];
-    };
-    MatrixView<const T> candidate[most];
+    using Shared = StepRows<T>;
+    MatrixView<const T> candidate[most_step_candidates];
     int count;
     const float *gamma, *pi, *norm;
     float mix_eps, eps;
-    bool wide, wide_norm, wide_mix;
+    bool wide;
 
     __device__ int width() const { return static_cast<int>(candidate[0].cols); }
-    __device__ const T* row(int j, int token) const {
-        return token < candidate[0].rows ? candidate[j].row(token) : nullptr;
-    }
-    __device__ void hold(Octet<T> (&x)[step_stage], TileLane lane, int first, Shared& shared) const {
-        const int token = first + lane.r;
-        if (count == 1) {
-#pragma unroll
-            for (int i = 0; i < step_stage; ++i) x[i] = load_octet(row(0, token), step_column(lane, i), width(), wide);
-        } else {
-            mix(x, lane, token, shared);
+    __device__ void prepare(Shared& shared) const {
+        const int size = width();
+        for (int k = static_cast<int>(threadIdx.x); k < round_up(size, 32); k += 32 * step_warps) {
+            shared.norm[k] = norm != nullptr && k < size ? norm[k] : 0.0f;
+            shared.slope[k] = count > 1 && k < size ? gamma[k] * pi[k] : 0.0f;
         }
-        if (norm != nullptr) norm_held(x, lane, norm, wide_norm, eps, width(), shared.squares);
+        __syncthreads();
     }
-
-private:
-    __device__ void mix(Octet<T> (&x)[step_stage], TileLane lane, int token, Shared& shared) const {
-        {
-            Octet<float> slope[step_stage];
+    __device__ void hold(int first, int tokens, Shared& shared) const {
+        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, size = width();
+        if (count > 1) {
+            for (int pair = warp; pair < tokens * count; pair += step_warps) {
+                const int j = pair % count, token = pair / count;
+                const T* row = candidate[j].row(first + token);
+                Octet<T> v[step_stage];
 #pragma unroll
-            for (int i = 0; i < step_stage; ++i) {
-                const Octet<float> a = load_octet(gamma, step_column(lane, i), width(), wide_mix),
-                                   b = load_octet(pi, step_column(lane, i), width(), wide_mix);
-                for (int e = 0; e < 8; ++e) slope[i].value[e] = a[e] * b[e];
-            }
-            for (int j = 0; j < count; ++j) {
+                for (int i = 0; i < step_stage; ++i) v[i] = load_octet(row, 8 * (lane + 32 * i), size, wide);
                 float squares = 0, score = 0;
 #pragma unroll
                 for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v = load_octet(row(j, token), step_column(lane, i), width(), wide);
-                    for (int e = 0; e < 8; ++e) squares += v[e] * v[e], score += v[e] * slope[i][e];
+                    if (8 * (lane + 32 * i) >= size) continue;
+                    for (int e = 0; e < 8; ++e)
+                        squares += v[i][e] * v[i][e], score += v[i][e] * shared.slope[8 * (lane + 32 * i) + e];
                 }
-                squares = lane.quad_sum(squares), score = lane.quad_sum(score);
-                if (lane.c == 0) shared.scores[lane.warp][lane.r][j] = {squares, score};
+                squares = warp_sum(squares), score = warp_sum(score);
+                if (lane == 0)
+                    shared.score[token][j] = score / sqrtf(squares / static_cast<float>(size) + mix_eps);
             }
+            __syncthreads();
         }
-        __syncthreads();
-        const int mine = static_cast<int>(threadIdx.x) % 32;  // warp t: the softmax of token t
-        float squares = 0, score = -INFINITY;
-        if (mine < count) {
-            score = 0;
-            for (int warp = 0; warp < step_warps; ++warp) {
-                const float2 part = shared.scores[warp][lane.warp][mine];
-                squares += part.x, score += part.y;
-            }
-            score *= 1.0f / sqrtf(squares / static_cast<float>(width()) + mix_eps);
-        }
-        const float weight = expf(score - warp_max(score));
-        shared.share[lane.warp][mine] = weight / warp_sum(weight);
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < step_stage; ++i) {
-            float sum[8] = {};
+        if (warp < tokens) {
+            const float score = count == 1 ? 0.0f : lane < count ? shared.score[warp][lane] : -INFINITY;
+            float share = count == 1 ? 1.0f : expf(score - warp_max(score));
+            if (count > 1) share /= warp_sum(share);
+            float h[step_stage][8] = {};
+#pragma unroll 2
             for (int j = 0; j < count; ++j) {
-                const float share = shared.share[lane.r][j];
-                const Octet<T> v = load_octet(row(j, token), step_column(lane, i), width(), wide);
-                for (int e = 0; e < 8; ++e) sum[e] += share * v[e];
+                const float weight = __shfl_sync(0xffffffffu, share, j);
+#pragma unroll
+                for (int i = 0; i < step_stage; ++i) {
+                    const Octet<T> v = load_octet(candidate[j].row(first + warp), 8 * (lane + 32 * i), size, wide);
+                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
+                }
             }
-            x[i] = Octet<T>::of(sum);
+            shared.store(h, warp, size, norm != nullptr, eps);
         }
+        __syncthreads();
     }
 };
 
 template <class T>
 struct SumSource {
     static constexpr bool holds = true;
-    struct Shared {
-        float squares[step_warps][8];
-    };
+    using Shared = StepRows<T>;
     MatrixView<const T> parts;
     MatrixView<const float> weights;
     const float* norm;
     float eps;
-    bool wide, wide_norm;
+    bool wide;
 
     __device__ int width() const { return static_cast<int>(parts.cols); }
-    __device__ void hold(Octet<T> (&x)[step_stage], TileLane lane, int first, Shared& shared) const {
-        const int token = first + lane.r, count = static_cast<int>(weights.cols);
-        const bool exists = token < weights.rows;
+    __device__ void prepare(Shared& shared) const {
+        for (int k = static_cast<int>(threadIdx.x); k < round_up(width(), 32); k += 32 * step_warps)
+            shared.norm[k] = norm != nullptr && k < width() ? norm[k] : 0.0f;
+        __syncthreads();
+    }
+    __device__ void hold(int first, int tokens, Shared& shared) const {
+        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
+                  count = static_cast<int>(weights.cols);
+        if (warp < tokens) {
+            float h[step_stage][8] = {};
+#pragma unroll 2
+            for (int j = 0; j < count; ++j) {
+                const float weight = weights(first + warp, j);
 #pragma unroll
-        for (int i = 0; i < step_stage; ++i) {
-            float sum[8] = {};
-            for (int j = 0; exists && j < count; ++j) {
-                const Octet<T> v =
-                    load_octet(parts.row(Index{token} * count + j), step_column(lane, i), width(), wide);
-                for (int e = 0; e < 8; ++e) sum[e] += weights(token, j) * v[e];
+                for (int i = 0; i < step_stage; ++i) {
+                    const Octet<T> v =
+                        load_octet(parts.row(Index{first + warp} * count + j), 8 * (lane + 32 * i), width(), wide);
+                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
+                }
             }
-            x[i] = Octet<T>::of(sum);
+            shared.store(h, warp, width(), norm != nullptr, eps);
         }
-        if (norm != nullptr) norm_held(x, lane, norm, wide_norm, eps, width(), shared.squares);
+        __syncthreads();
     }
 };
 
@@ -173,6 +171,8 @@ struct StepWork {
         MatrixView<const T> residual;
         int rows, first_tile;
         bool wide_rows;
+
+        __device__ int tile_rows() const { return up != nullptr ? 8 : 16; }
     };
     static constexpr int most = 8;
     Product product[most];
@@ -184,121 +184,203 @@ struct StepWork {
     SituNumbers<float> form;
 };
 
-/// The sums of a tile: w of x, and of the second rows where the product has any.
-template <class W, class T, class Source, int groups>
-__device__ void step_tile(const Source& source, const StepWork<T>& work, const TileRows<W>& rows,
-                          const TileRows<T>& second_rows, bool wide, int first, float (&parts)[groups][step_warps][16][8],
-                          typename Source::Shared& shared) {
-    const TileLane lane;
-    const int inner = source.width(), chunks = ceil_div(inner, 32),
-              second = second_rows.first == nullptr ? 0 : work.second.width(), all = chunks + ceil_div(second, 32);
-    Octet<W> w[step_stage][2];
-    Octet<T> x[step_stage];
-    TileSums<W> sums[groups];
-    for (int base = 0; base < all; base += step_warps * step_stage) {
+template <class T, class Source, int groups>
+struct StepKernel {
+    using Parts = float[groups][step_warps][16][8];
+    const Source& source;
+    const StepWork<T>& work;
+    typename Source::Shared& shared;
+    Parts& parts;
+    TileLane lane{};
+
+    /// A product's tile of 16 rows for 8 groups tokens.
+    struct Tile {
+        const typename StepWork<T>::Product* product;
+        int index, first;
+    };
+    __device__ Tile tile_of(int item) const {
+        int tile = item % work.tiles, p = 0;
+        while (p + 1 < work.count && tile >= work.product[p + 1].first_tile) ++p;
+        return {&work.product[p], tile - work.product[p].first_tile, item / work.tiles * 8 * groups};
+    }
+    __device__ int chunks() const { return ceil_div(source.width(), 32); }
+    __device__ int second_width(const Tile& tile) const {
+        return work.w2 != nullptr && tile.product == &work.product[0] ? work.second.width() : 0;
+    }
+
+    /// Weights from chunk base on: those of x, then those of the second rows.
+    template <class W>
+    __device__ void load(Octet<W> (&w)[step_stage][2], const Tile& tile, const W* matrix, int base) const {
+        const auto& p = *tile.product;
+        const int inner = source.width();
+        TileRows<W> rows = TileRows<W>::of(matrix, p.rows, inner, tile.index);
+        if constexpr (std::is_same_v<W, T>)
+            if (p.up != nullptr) rows = TileRows<T>::pair(matrix, p.up, p.rows, inner, tile.index);
 #pragma unroll
         for (int i = 0; i < step_stage; ++i) {
             const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
             if constexpr (std::is_same_v<W, T>) {
-                if (chunk >= chunks) {
-                    second_rows.load(w[i], lane, k - 32 * chunks, second, work.wide_w2);
+                if (chunk >= chunks() && second_width(tile) > 0) {
+                    TileRows<T>::of(work.w2, p.rows, work.second.width(), tile.index)
+                        .load(w[i], lane, k - 32 * chunks(), work.second.width(), work.wide_w2);
                     continue;
                 }
             }
-            rows.load(w[i], lane, k, inner, wide);
+            rows.load(w[i], lane, k, inner, p.wide_rows);
         }
-        if (base == 0) {
-            await_predecessor();
-            if constexpr (Source::holds) {
-                source.hold(x, lane, first, shared);
-                if (blockIdx.x == 0 && work.kept.rows > 0 && first + lane.r < work.tokens) {
-                    for (int i = 0; i < step_stage; ++i)
-                        for (int e = 0; e < 8; ++e)
-                            if (step_column(lane, i) + e < inner)
-                                work.kept(first + lane.r, step_column(lane, i) + e) = static_cast<T>(x[i][e]);
-                }
-            }
-        }
+    }
+
+    template <class W>
+    __device__ void multiply(TileSums<W> (&sums)[groups], const Octet<W> (&w)[step_stage][2], const Tile& tile,
+                             int base) const {
+        const int second = second_width(tile), all = chunks() + ceil_div(second, 32);
 #pragma unroll
         for (int g = 0; g < groups; ++g) {
+            const int token = tile.first + 8 * g + lane.r;
+            Octet<T> x[step_stage];
 #pragma unroll
             for (int i = 0; i < step_stage; ++i) {
-                const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c,
-                          token = first + 8 * g + lane.r;
-                Octet<T> value = x[i];
-                if (chunk >= chunks) value = work.second.octet(token, second == 0 ? 0 : k - 32 * chunks);
-                else if constexpr (!Source::holds) value = source.octet(token, k);
-                if (chunk < all) sums[g].add(w[i], value, lane, work.tokens - first - 8 * g);
+                const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
+                x[i] = Octet<T>{};
+                if (chunk >= all) continue;
+                if (chunk >= chunks()) x[i] = work.second.octet(token, k - 32 * chunks());
+                else if constexpr (Source::holds) x[i] = load_octet<T>(shared.x[lane.r], k, step_width, true);
+                else x[i] = source.octet(token, k);
             }
+#pragma unroll
+            for (int i = 0; i < step_stage; ++i)
+                if (base + step_warps * i + lane.warp < all) sums[g].add(w[i], x[i], lane, work.tokens - tile.first - 8 * g);
+            __syncwarp();  // and no loads of later groups before, which would take too many registers
         }
     }
+    template <class W>
+    __device__ void leave(TileSums<W> (&sums)[groups], const Tile& tile) const {
 #pragma unroll
-    for (int g = 0; g < groups; ++g) sums[g].store(parts[g][lane.warp], lane, work.tokens - first - 8 * g);
-    __syncthreads();
-}
+        for (int g = 0; g < groups; ++g) sums[g].store(parts[g][lane.warp], lane, work.tokens - tile.first - 8 * g);
+        __syncthreads();
+    }
+
+    /// The element of a tile that is the thread's in turn.
+    __device__ bool element(const Tile& tile, int turn, int& row, int& t) const {
+        const int i = static_cast<int>(threadIdx.x) + 32 * step_warps * turn, rows = tile.product->tile_rows();
+        row = i % rows, t = i / rows;
+        return t < 8 * groups && tile.first + t < work.tokens && rows * tile.index + row < tile.product->rows;
+    }
+    __device__ void finish(const Tile& tile, float residual) const {
+        const auto& p = *tile.product;
+        for (int turn = 0; turn < (groups + 1) / 2; ++turn) {
+            int row, t;
+            if (!element(tile, turn, row, t)) continue;
+            const int token = tile.first + t, out = p.tile_rows() * tile.index + row;
+            float value = over_warps<step_warps>(parts[t / 8], row, t % 8);
+            if (p.wide != nullptr) {
+                p.scores(token, out) = sigmoid(value);
+                continue;
+            }
+            if (p.up != nullptr) value = work.form.value(value, over_warps<step_warps>(parts[t / 8], row + 8, t % 8));
+            if (p.residual.rows > 0) value += turn == 0 ? residual : static_cast<float>(p.residual(token, out));
+            p.y(token, out) = static_cast<T>(value);
+        }
+    }
+    __device__ float residual_of(const Tile& tile) const {
+        int row, t;
+        const auto& p = *tile.product;
+        if (p.residual.rows == 0 || !element(tile, 0, row, t)) return 0.0f;
+        return p.residual(tile.first + t, p.tile_rows() * tile.index + row);
+    }
+
+    __device__ void begin() const {
+        if constexpr (Source::holds) source.prepare(shared);
+        await_predecessor();
+    }
+    __device__ void hold() const {
+        if constexpr (Source::holds) {
+            source.hold(0, work.tokens, shared);
+            if (blockIdx.x != 0 || work.kept.rows == 0) return;
+            for (int token = lane.warp; token < work.tokens; token += step_warps)
+                for (int k = static_cast<int>(threadIdx.x) % 32; k < source.width(); k += 32)
+                    work.kept(token, k) = shared.x[token][k];
+        }
+    }
+
+    /// A tile of sigmoids.
+    __device__ void run_wide(const Tile& tile) const {
+        Octet<float> w[step_stage][2];
+        TileSums<float> sums[groups];
+        const int all = chunks();
+        for (int base = 0; base < all; base += step_warps * step_stage) {
+            load(w, tile, tile.product->wide, base);
+            if (base == 0) begin(), hold();
+            multiply(sums, w, tile, base);
+        }
+        leave(sums, tile);
+        finish(tile, 0.0f);
+    }
+    /// The block's tiles, one after another, the weights of the next under way while a tile is finished.
+    __device__ void run() const {
+        const int items = work.tiles * ceil_div(work.tokens, 8 * groups);
+        int item = static_cast<int>(blockIdx.x);
+        Tile tile = tile_of(item);
+        if (tile.product->wide != nullptr) return run_wide(tile);
+        Octet<T> w[step_stage][2];
+        load(w, tile, tile.product->w, 0);
+        begin();
+        float residual = residual_of(tile);
+        hold();
+        const int all = chunks() + ceil_div(second_width(tile), 32);
+        for (;;) {
+            TileSums<T> sums[groups];
+            multiply(sums, w, tile, 0);
+            for (int base = step_warps * step_stage; base < all; base += step_warps * step_stage) {
+                load(w, tile, tile.product->w, base);
+                multiply(sums, w, tile, base);
+            }
+            const Tile now = tile;
+            item += static_cast<int>(gridDim.x);
+            if (item < items) tile = tile_of(item), load(w, tile, tile.product->w, 0);
+            leave(sums, now);
+            finish(now, residual);
+            if (item >= items) return;
+            residual = residual_of(tile);
+            __syncthreads();
+        }
+    }
+};
 
 template <class T, class Source, int groups>
-__global__ void __launch_bounds__(32 * step_warps, groups == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * step_warps, 2)
     step_products_kernel(const __grid_constant__ Source source, const __grid_constant__ StepWork<T> work) {
     __shared__ __align__(16) float parts[groups][step_warps][16][8];
-    __shared__ typename Source::Shared shared;
-    int tile = static_cast<int>(blockIdx.x) % work.tiles, p = 0;
-    const int first = static_cast<int>(blockIdx.x) / work.tiles * 8 * groups;
-    while (p + 1 < work.count && tile >= work.product[p + 1].first_tile) ++p;
-    const auto& product = work.product[p];
-    tile -= product.first_tile;
-    const int inner = source.width(), rows = product.rows, per_tile = product.up != nullptr ? 8 : 16;
-    if (product.wide != nullptr) {
-        step_tile<float, T>(source, work, TileRows<float>::of(product.wide, rows, inner, tile), {}, product.wide_rows,
-                            first, parts, shared);
-    } else {
-        const bool two = p == 0 && work.w2 != nullptr;
-        step_tile<T, T>(source, work,
-                        product.up != nullptr ? TileRows<T>::pair(product.w, product.up, rows, inner, tile)
-                                              : TileRows<T>::of(product.w, rows, inner, tile),
-                        two ? TileRows<T>::of(work.w2, rows, work.second.width(), tile) : TileRows<T>{},
-                        product.wide_rows, first, parts, shared);
-    }
-    for (int i = static_cast<int>(threadIdx.x); i < per_tile * 8 * groups; i += 32 * step_warps) {
-        const int row = i % per_tile, t = i / per_tile, token = first + t, out = per_tile * tile + row;
-        if (token >= work.tokens || out >= rows) continue;
-        float value = over_warps<step_warps>(parts[t / 8], row, t % 8);
-        if (product.wide != nullptr) {
-            product.scores(token, out) = sigmoid(value);
-            continue;
-        }
-        if (product.up != nullptr) value = work.form.value(value, over_warps<step_warps>(parts[t / 8], row + 8, t % 8));
-        if (product.residual.rows > 0) value += product.residual(token, out);
-        product.y(token, out) = static_cast<T>(value);
-    }
+    __shared__ __align__(16) typename Source::Shared shared;
+    StepKernel<T, Source, groups>{source, work, shared, parts}.run();
 }
 
-/// Leaves x of eight rows a block.
+/// Leaves x, two rows a block.
 template <class T, class Source>
 __global__ void __launch_bounds__(32 * step_warps)
     step_rows_kernel(const __grid_constant__ Source source, MatrixView<T> kept) {
-    __shared__ typename Source::Shared shared;
-    const TileLane lane;
-    Octet<T> x[step_stage];
-    const int first = 8 * static_cast<int>(blockIdx.x), token = first + lane.r;
+    __shared__ __align__(16) typename Source::Shared shared;
+    const int first = 2 * static_cast<int>(blockIdx.x), left = static_cast<int>(kept.rows) - first,
+              tokens = left < 2 ? left : 2, width = source.width();
+    source.prepare(shared);
     await_predecessor();
-    source.hold(x, lane, first, shared);
-    if (token >= kept.rows) return;
-#pragma unroll
-    for (int i = 0; i < step_stage; ++i)
-        for (int e = 0; e < 8; ++e)
-            if (const int k = step_column(lane, i) + e; k < source.width()) kept(token, k) = static_cast<T>(x[i][e]);
+    source.hold(first, tokens, shared);
+    for (int i = static_cast<int>(threadIdx.x); i < tokens * width; i += 32 * step_warps)
+        kept(first + i / width, i % width) = shared.x[i / width][i % width];
 }
 
 template <class T, class Source>
 void launch_products(const Context<Cuda>& ctx, const Source& source, const StepWork<T>& work) {
+    const auto blocks = [&](Index tokens) {
+        const Index items = work.tiles * ceil_div(Index{work.tokens}, tokens);
+        return work.count == 1 ? (std::min)(items, Index{264}) : items;  // two for each of 132 multiprocessors
+    };
     if (work.tokens <= 8) {
-        launch_early(ctx, work.tiles, 32 * step_warps, 0, step_products_kernel<T, Source, 1>, source, work);
+        launch_early(ctx, blocks(8), 32 * step_warps, 0, step_products_kernel<T, Source, 1>, source, work);
     } else if constexpr (!Source::holds) {
-        launch_early(ctx, work.tiles * ceil_div(Index{work.tokens}, 32), 32 * step_warps, 0,
-                     step_products_kernel<T, Source, 4>, source, work);
+        launch_early(ctx, blocks(32), 32 * step_warps, 0, step_products_kernel<T, Source, 4>, source, work);
     } else {
-        launch_early(ctx, ceil_div(Index{work.tokens}, 8), 32 * step_warps, 0, step_rows_kernel<T, Source>, source,
+        launch_early(ctx, ceil_div(Index{work.tokens}, 2), 32 * step_warps, 0, step_rows_kernel<T, Source>, source,
                      work.kept);
         const MatrixView<const T> rows = work.kept;
         launch_products(ctx, RowSource<T>{rows, is_wide(rows)}, work);
@@ -337,7 +419,7 @@ void step_products(const Context<Cuda>& ctx, const StepInput<T>& in, std::initia
     } else if (in.parts.rows > 0) {
         gpu::launch_products(ctx,
                              gpu::SumSource<T>{in.parts, in.weights, in.norm.data, static_cast<float>(in.eps),
-                                               gpu::is_wide(in.parts), gpu::is_wide(in.norm.data, 8, in.norm.size)},
+                                               gpu::is_wide(in.parts)},
                              work);
     } else {
         gpu::MixSource<T> source{.count = static_cast<int>(in.candidates.count)};
@@ -348,8 +430,6 @@ void step_products(const Context<Cuda>& ctx, const StepInput<T>& in, std::initia
         }
         source.gamma = in.gamma.data, source.pi = in.pi.data, source.norm = in.norm.data;
         source.mix_eps = static_cast<float>(in.mix_eps), source.eps = static_cast<float>(in.eps);
-        source.wide_norm = gpu::is_wide(in.norm.data, 8, in.norm.size);
-        source.wide_mix = gpu::is_wide(in.gamma.data, 8, in.gamma.size) && gpu::is_wide(in.pi.data, 8, in.pi.size);
         gpu::launch_products(ctx, source, work);
     }
 }
