@@ -27,6 +27,7 @@ void check_causal(const std::vector<Index>& lengths, const MlaHeads& heads, doub
         causal_attention_forward(cpu(), seq, heads, q.c(), kv.c(), k.c(), o.c(), lse.c());
         causal_attention_forward(cuda(), seq, heads, q.g(), kv.g(), k.g(), o.g(), lse.g());
         check_same("o", o, forward), check_same("lse", lse, 1e-5);
+        if (std::is_same_v<M, Half> && seq.longest() == 1) return;  // do v and do . o cancel but for the rounding of o: no gradient to compare
         causal_attention_backward(cpu(), seq, heads, d_o.c(), q.c(), kv.c(), k.c(), o.c(), lse.c(), q.c(), kv.c(),
                                   k.c());
         causal_attention_backward(cuda(), seq, heads, d_o.g(), q.g(), kv.g(), k.g(), o.g(), lse.g(), q.g(), kv.g(),
@@ -82,6 +83,15 @@ BOOST_AUTO_TEST_CASE(attention_over_cached_latents) {
                 check_latent<Both>(lengths, past, latent, {3, 16, 8, 16}, 1e-5);
                 check_latent<Half>(lengths, past, latent, {3, 16, 8, 16}, 4e-3);
             }
+}
+
+BOOST_AUTO_TEST_CASE(attention_over_cached_latents_in_parts) {
+    for (const auto& lengths : {std::vector<Index>{1, 1, 1}, {0, 1, 5}, {37, 0, 2, 17, 16}})
+        for (const Index past : {0, 62, 63, 700, 9000}) {
+            check_latent<Half>(lengths, past, 128, {5, 128, 64, 128}, 5e-3, 8);
+            check_latent<Half>(lengths, past, 48, {17, 16, 16, 16}, 5e-3, 8);
+        }
+    check_latent<Half>({1, 3}, 700, 512, {20, 128, 64, 128}, 5e-3, 8);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "conformance/device.hpp"
+#include "conformance/golden_model.hpp"
 #include "support/models.hpp"
 
 using namespace kimik3;
@@ -14,27 +14,6 @@ namespace {
 
 using Fused = KimiK3<presets::golden, Cuda, float>;
 using Chunkwise = KimiK3<golden_chunkwise, Cuda, float>;
-
-/// Sets every parameter of the model to "<prefix><its name>".
-template <class Model>
-void load(Model& model, const Golden& golden, const std::string& prefix) {
-    using A = typename Model::A;
-    std::vector<A> weights(to_size(model.weights().size), A(0));
-    for (const ParameterInfo& tensor : model.parameters()) {
-        const std::vector<double> values = golden.values(prefix + tensor.name);
-        BOOST_REQUIRE_EQUAL(static_cast<Index>(values.size()), tensor.count);
-        std::transform(values.begin(), values.end(), weights.begin() + tensor.offset,
-                       [](double v) { return static_cast<A>(v); });
-    }
-    copy_from_host(model.context(), weights, model.weights());
-}
-
-template <class Backend, class T>
-std::vector<T> elements_of(const Context<Backend>& ctx, VectorView<T> v) {
-    std::vector<T> memory;
-    const auto all = on_host(ctx, VectorView<const T>(v), memory);
-    return {all.begin(), all.end()};
-}
 
 template <class Model>
 void check_model(Keep keep) {

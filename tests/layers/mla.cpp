@@ -98,7 +98,7 @@ BOOST_AUTO_TEST_CASE(gradients_equal_differences_with_and_without_the_gate) {
     for (ModelConfig config : {configs[0], configs[1]}) {
         for (bool gate : {true, false}) {
             config.mla_output_gate = gate;
-            MlaTest<double> layer(config, sizes_of({3, 0, 1, 5})), moved(config, layer.seq);
+            MlaTest<double> layer(config, sizes_of({3, 0, 1, 5}), 3), moved(config, layer.seq, 3);
             layer.run(ctx, true);
             const auto loss = [&] {
                 moved.run(ctx);
@@ -152,8 +152,8 @@ BOOST_AUTO_TEST_CASE(fields_follow_the_released_checkpoint_and_the_optimizer_rul
     };
     ModelConfig config = mla_config(7, 5, 3, 3, 3, 2, 4);
     BOOST_TEST(names(config) ==
-               "q_a_proj.weight 0 \nq_a_layernorm.weight no decay\nq_b_proj.weight 5 \nkv_a_proj_with_mqa.weight 0 \n"
-               "kv_a_layernorm.weight no decay\nkv_b_proj.weight 3 4 \ng_proj.weight 4 \no_proj.weight 0 \n");
+               "q_a_proj.weight 0 \nkv_a_proj_with_mqa.weight 0 \ng_proj.weight 4 \nq_a_layernorm.weight no decay\n"
+               "q_b_proj.weight 5 \nkv_a_layernorm.weight no decay\nkv_b_proj.weight 3 4 \no_proj.weight 0 \n");
     config.mla_output_gate = false;
     BOOST_TEST(names(config).find("g_proj") == std::string::npos);
     config.q_lora_rank = 0;

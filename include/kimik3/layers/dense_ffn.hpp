@@ -40,7 +40,8 @@ struct GatedFfn {
         MatrixView<T> hidden;    // [N, F] what down_proj reads
 
         static Saved bind(Arena& arena, Index tokens, Index inner) {
-            return {arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner), arena.matrix<T>(tokens, inner)};
+            const auto [gate, up] = arena.columns<T>(tokens, {inner, inner});
+            return {gate, up, arena.matrix<T>(tokens, inner)};
         }
     };
 
@@ -59,8 +60,7 @@ struct GatedFfn {
         matmul_tn(ctx, dy, s.hidden, g.down_proj, Add::yes);
         matmul_nn(ctx, dy, p.down_proj, s.hidden, Add::no);
         situ_backward(ctx, s.hidden, s.gate, s.up, betas, s.gate, s.up);
-        linear_backward(ctx, s.gate, x, p.gate_proj, dx, add, g.gate_proj);
-        linear_backward(ctx, s.up, x, p.up_proj, dx, Add::yes, g.up_proj);
+        linear_backward(ctx, {{s.gate, p.gate_proj, g.gate_proj}, {s.up, p.up_proj, g.up_proj}}, x, dx, add);
     }
 };
 

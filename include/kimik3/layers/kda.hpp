@@ -51,19 +51,18 @@ struct KdaLayer {
             visit("q_proj.weight", q_proj, inner, width, per_head);
             visit("k_proj.weight", k_proj, inner, width, per_head);
             visit("v_proj.weight", v_proj, inner, width, per_head);
+            if (full_rank_gate(c)) visit("g_proj.weight", g_proj, inner, width, per_head);
+            visit("f_a_proj.weight", f_a_proj, rank, width, whole);
+            if (low_rank_gate(c)) visit("g_a_proj.weight", g_a_proj, Index{c.kda_output_gate_rank}, width, whole);
+            visit("b_proj.weight", b_proj, Index{c.kda_heads}, width, FieldRule{});
             visit("q_conv1d.weight", q_conv1d, inner, taps, conv);
             visit("k_conv1d.weight", k_conv1d, inner, taps, conv);
             visit("v_conv1d.weight", v_conv1d, inner, taps, conv);
-            visit("f_a_proj.weight", f_a_proj, rank, width, whole);
             visit("f_b_proj.weight", f_b_proj, inner, rank, per_head);
-            visit("b_proj.weight", b_proj, Index{c.kda_heads}, width, FieldRule{});
             visit("A_log", A_log, Index{c.kda_heads}, FieldRule{.init = Init::zeros, .decay = false, .float32 = true});
             visit("dt_bias", dt_bias, inner, FieldRule{.init = Init::dt_bias, .decay = false, .float32 = true});
-            if (full_rank_gate(c)) visit("g_proj.weight", g_proj, inner, width, per_head);
-            if (low_rank_gate(c)) {
-                visit("g_a_proj.weight", g_a_proj, Index{c.kda_output_gate_rank}, width, whole);
+            if (low_rank_gate(c))
                 visit("g_b_proj.weight", g_b_proj, inner, Index{c.kda_output_gate_rank}, per_head);
-            }
             visit("o_norm.weight", o_norm, Index{c.kda_head_dim},
                   FieldRule{.init = Init::ones, .decay = false, .float32 = true});
             visit("o_proj.weight", o_proj, width, inner, whole);
@@ -96,11 +95,16 @@ struct KdaLayer {
         const Index tokens = seq.tokens(), heads = c.kda_heads;
         const auto wide = [&] { return arena.matrix<T>(tokens, c.kda_width()); };
         Saved s{};
-        for (MatrixView<T>* m : {&s.q_in, &s.k_in, &s.v_in, &s.q, &s.k, &s.v, &s.z, &s.o, &s.normed}) *m = wide();
-        if (c.kda_output_gate) s.gate = wide();
-        if (low_rank_gate(c)) s.g_low = arena.matrix<T>(tokens, c.kda_output_gate_rank);
-        s.f_low = arena.matrix<T>(tokens, c.kda_gate_rank);
-        s.b = arena.matrix<T>(tokens, heads);
+        for (MatrixView<T>* m : {&s.z, &s.o, &s.normed}) *m = wide();
+        // side by side, as their weights lie, for one product
+        const Index inner = c.kda_width(), gate = full_rank_gate(c) ? inner : 0,
+                    low = low_rank_gate(c) ? Index{c.kda_output_gate_rank} : 0;
+        const auto of_x = arena.columns<T>(tokens, {inner, inner, inner, gate, c.kda_gate_rank, low, heads});
+        s.q_in = of_x[0], s.k_in = of_x[1], s.v_in = of_x[2];
+        s.gate = low_rank_gate(c) ? wide() : of_x[3];
+        s.f_low = of_x[4], s.g_low = of_x[5], s.b = of_x[6];
+        const auto convolved = arena.columns<T>(tokens, {inner, inner, inner});
+        s.q = convolved[0], s.k = convolved[1], s.v = convolved[2];
         s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
         if constexpr (fused) return s;
@@ -136,8 +140,8 @@ struct KdaLayer {
         State none{};
         State& kept = state != nullptr ? *state : none;
         // (KDA-1)
-        linear_forward(ctx, x, {{p.q_proj, s.q_in}, {p.k_proj, s.k_in}, {p.v_proj, s.v_in}, {p.f_a_proj, s.f_low},
-                                {p.b_proj, s.b}, {p.g_proj, s.gate}, {p.g_a_proj, s.g_low}});
+        linear_forward(ctx, x, {{p.q_proj, s.q_in}, {p.k_proj, s.k_in}, {p.v_proj, s.v_in}, {p.g_proj, s.gate},
+                                {p.f_a_proj, s.f_low}, {p.g_a_proj, s.g_low}, {p.b_proj, s.b}});
         short_conv_forward(ctx, seq, s.q_in, p.q_conv1d, kept.q_window, s.q, kept.q_window);
         short_conv_forward(ctx, seq, s.k_in, p.k_conv1d, kept.k_window, s.k, kept.k_window);
         short_conv_forward(ctx, seq, s.v_in, p.v_conv1d, kept.v_window, s.v, kept.v_window);
@@ -177,19 +181,20 @@ struct KdaLayer {
         matmul_nn(ctx, dy, p.o_proj, s.normed, Add::no);
         gated_norm_backward(ctx, c.kda_heads, s.normed, s.o, s.gate, p.o_norm, s.o_r, s.normed, s.gate, g.o_norm);
         attend_backward(ctx, c, p, g, seq, s);
-        convolved_backward(ctx, seq, x, p.q_proj, p.q_conv1d, s.q_in, s.q, dx, Add::no, g.q_proj, g.q_conv1d);
-        convolved_backward(ctx, seq, x, p.k_proj, p.k_conv1d, s.k_in, s.k, dx, Add::yes, g.k_proj, g.k_conv1d);
-        convolved_backward(ctx, seq, x, p.v_proj, p.v_conv1d, s.v_in, s.v, dx, Add::yes, g.v_proj, g.v_conv1d);
+        convolved_backward(ctx, seq, p.q_conv1d, s.q_in, s.q, g.q_conv1d);
+        convolved_backward(ctx, seq, p.k_conv1d, s.k_in, s.k, g.k_conv1d);
+        convolved_backward(ctx, seq, p.v_conv1d, s.v_in, s.v, g.v_conv1d);
         matmul_tn(ctx, s.o, s.f_low, g.f_b_proj, Add::yes);
         matmul_nn(ctx, s.o, p.f_b_proj, s.f_low, Add::no);
-        linear_backward(ctx, s.f_low, x, p.f_a_proj, dx, Add::yes, g.f_a_proj);
-        linear_backward(ctx, s.b, x, p.b_proj, dx, Add::yes, g.b_proj);
-        if (full_rank_gate(c)) linear_backward(ctx, s.gate, x, p.g_proj, dx, Add::yes, g.g_proj);
         if (low_rank_gate(c)) {
             matmul_tn(ctx, s.gate, s.g_low, g.g_b_proj, Add::yes);
             matmul_nn(ctx, s.gate, p.g_b_proj, s.g_low, Add::no);
-            linear_backward(ctx, s.g_low, x, p.g_a_proj, dx, Add::yes, g.g_a_proj);
         }
+        linear_backward(ctx,
+                        {{s.q, p.q_proj, g.q_proj}, {s.k, p.k_proj, g.k_proj}, {s.v, p.v_proj, g.v_proj},
+                         {s.gate, p.g_proj, g.g_proj}, {s.f_low, p.f_a_proj, g.f_a_proj},
+                         {s.g_low, p.g_a_proj, g.g_a_proj}, {s.b, p.b_proj, g.b_proj}},
+                        x, dx, Add::no);
     }
 
 private:
@@ -207,13 +212,10 @@ private:
     }
 
     /// out: the gradient of the convolution's output, then of its input.
-    static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const T> x,
-                                   MatrixView<const T> proj, MatrixView<const A> conv, MatrixView<const T> in,
-                                   MatrixView<T> out, MatrixView<T> dx, Add add, MatrixView<A> dproj,
-                                   MatrixView<A> dconv) {
+    static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const A> conv,
+                                   MatrixView<const T> in, MatrixView<T> out, MatrixView<A> dconv) {
         const MatrixView<A> none{};
         short_conv_backward(ctx, seq, out, in, conv, none, none, out, dconv, none);
-        linear_backward(ctx, out, x, proj, dx, add, dproj);
     }
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.

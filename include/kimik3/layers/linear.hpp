@@ -28,4 +28,35 @@ void linear_backward(const Context<Backend>& ctx, In<T> dy, In<T> x, In<T> w, Ma
     matmul_tn(ctx, dy, x, dw, Add::yes);
 }
 
+/// One of several layers that read the same x, for backward.
+template <class T>
+struct LinearGradient {
+    MatrixView<const T> dy, w;         // [N, out], [out, in]
+    MatrixView<accumulator_t<T>> dw;  // [out, in]
+};
+
+/// The same of several layers that read the same x [N, in]: {{dy, w, dw}, ...}. Layers without rows are left out. Those
+/// whose dy lie side by side, and w and dw one below the other, are taken as one.
+template <class Backend, class T>
+void linear_backward(const Context<Backend>& ctx, std::type_identity_t<std::initializer_list<LinearGradient<T>>> layers,
+                     In<T> x, MatrixView<T> dx, Add add) {
+    LinearGradient<T> joined{};
+    const auto take = [&] {
+        if (joined.w.rows == 0) return;
+        linear_backward(ctx, joined.dy, x, joined.w, dx, add, joined.dw);
+        add = Add::yes;
+    };
+    for (const LinearGradient<T>& layer : layers) {
+        if (layer.w.rows == 0) continue;
+        if (follows_beside(joined.dy, layer.dy) && follows_below(joined.w, layer.w) &&
+            follows_below(joined.dw, layer.dw)) {
+            joined.dy.cols += layer.dy.cols, joined.w.rows += layer.w.rows, joined.dw.rows += layer.dw.rows;
+            continue;
+        }
+        take();
+        joined = layer;
+    }
+    take();
+}
+
 }  // namespace kimik3

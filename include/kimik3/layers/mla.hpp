@@ -47,16 +47,18 @@ struct MlaLayer {
                 visit("q_proj.weight", q_proj, heads.count * heads.key(), width, per_head);
             } else {
                 visit("q_a_proj.weight", q_a_proj, q_rank, width, whole);
-                visit("q_a_layernorm.weight", q_a_layernorm, q_rank, norm);
-                visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank, per_head);
             }
             visit("kv_a_proj_with_mqa.weight", kv_a_proj_with_mqa, kv_rank + heads.shared, width, whole);
-            visit("kv_a_layernorm.weight", kv_a_layernorm, kv_rank, norm);
-            visit("kv_b_proj.weight", kv_b_proj, heads.count * (heads.nope + heads.value), kv_rank,
-                  FieldRule{.muon_blocks = {heads.nope, heads.value}});
             if (c.mla_output_gate)
                 visit("g_proj.weight", g_proj, heads.count * heads.value, width,
                       FieldRule{.muon_blocks = {heads.value}});
+            if (q_rank != 0) {
+                visit("q_a_layernorm.weight", q_a_layernorm, q_rank, norm);
+                visit("q_b_proj.weight", q_b_proj, heads.count * heads.key(), q_rank, per_head);
+            }
+            visit("kv_a_layernorm.weight", kv_a_layernorm, kv_rank, norm);
+            visit("kv_b_proj.weight", kv_b_proj, heads.count * (heads.nope + heads.value), kv_rank,
+                  FieldRule{.muon_blocks = {heads.nope, heads.value}});
             visit("o_proj.weight", o_proj, width, heads.count * heads.value, whole);
         }
     };
@@ -77,17 +79,21 @@ struct MlaLayer {
         MatrixView<T> kv;              // [N, H(n+v)] -> its gradient
         MatrixView<T> gate;            // [N, H v], empty without the gate -> its gradient
         MatrixView<T> gated;           // [N, H v] what o_proj reads with the gate -> the gradient of o
-        MatrixView<T> q_lat, o_lat;    // [N, H c] each, inference only: in the memory of kv, gate and gated
+        MatrixView<T> q_lat, o_lat;    // [N, H c] each, inference only: in the memory of kv and gated
     };
 
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         const MlaHeads heads = heads_of(c);
         const Index tokens = seq.tokens(), values = heads.count * heads.value, latents = heads.count * c.kv_lora_rank;
         Saved s{};
-        s.q_low = arena.matrix<T>(tokens, c.q_lora_rank), s.q_normed = arena.matrix<T>(tokens, c.q_lora_rank);
+        // side by side, as their weights lie, for one product
+        const auto of_x = arena.columns<T>(tokens, {c.q_lora_rank == 0 ? heads.count * heads.key() : Index{0},
+                                                    c.q_lora_rank, c.kv_lora_rank + heads.shared,
+                                                    c.mla_output_gate ? values : Index{0}});
+        s.q_low = of_x[1], s.kv_low = of_x[2], s.gate = of_x[3];
+        s.q = c.q_lora_rank == 0 ? of_x[0] : arena.matrix<T>(tokens, heads.count * heads.key());
+        s.q_normed = arena.matrix<T>(tokens, c.q_lora_rank);
         s.q_r = arena.vector<A>(tokens), s.kv_r = arena.vector<A>(tokens);
-        s.q = arena.matrix<T>(tokens, heads.count * heads.key());
-        s.kv_low = arena.matrix<T>(tokens, c.kv_lora_rank + heads.shared);
         s.latent = arena.matrix<T>(tokens, c.kv_lora_rank);
         s.o = arena.matrix<T>(tokens, values);
         s.lse = arena.matrix<A>(tokens, heads.count);
@@ -97,7 +103,6 @@ struct MlaLayer {
         const Index end = arena.used_bytes();
         arena.rewind(mark);
         s.kv = arena.matrix<T>(tokens, heads.count * (heads.nope + heads.value));
-        if (c.mla_output_gate) s.gate = arena.matrix<T>(tokens, values);
         s.gated = arena.matrix<T>(tokens, values);
         if (arena.used_bytes() < end) arena.vector<std::byte>(end - arena.used_bytes());
         return s;
@@ -122,7 +127,8 @@ struct MlaLayer {
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         const MlaHeads heads = heads_of(c);
-        linear_forward(ctx, x, {{p.q_proj, s.q}, {p.q_a_proj, s.q_low}, {p.kv_a_proj_with_mqa, s.kv_low}});
+        linear_forward(ctx, x, {{p.q_proj, s.q}, {p.q_a_proj, s.q_low}, {p.kv_a_proj_with_mqa, s.kv_low},
+                                {p.g_proj, s.gate}});
         if (c.q_lora_rank != 0) {
             rms_norm_forward(ctx, s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed, s.q_r);
             linear_forward(ctx, s.q_normed, p.q_b_proj, s.q);
@@ -137,10 +143,7 @@ struct MlaLayer {
             linear_forward(ctx, s.latent, p.kv_b_proj, s.kv);
             causal_attention_forward(ctx, seq, heads, s.q, s.kv, shared_of(c, s), s.o, s.lse);
         }
-        if (c.mla_output_gate) {
-            linear_forward(ctx, x, p.g_proj, s.gate);
-            sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
-        }
+        if (c.mla_output_gate) sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
         // (MLA-4)
         linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, y);
     }
@@ -176,20 +179,18 @@ struct MlaLayer {
         causal_attention_backward(ctx, seq, heads_of(c), s.gated, s.q, s.kv, shared_of(c, s), s.o, s.lse, s.q, s.kv,
                                   shared_of(c, s));
 
-        if (c.q_lora_rank == 0) {
-            linear_backward(ctx, s.q, x, p.q_proj, dx, Add::no, g.q_proj);
-        } else {
+        if (c.q_lora_rank != 0) {
             matmul_tn(ctx, s.q, s.q_normed, g.q_b_proj, Add::yes);
             matmul_nn(ctx, s.q, p.q_b_proj, s.q_normed, Add::no);
             rms_norm_backward(ctx, s.q_normed, s.q_low, p.q_a_layernorm, s.q_r, s.q_low, g.q_a_layernorm);
-            linear_backward(ctx, s.q_low, x, p.q_a_proj, dx, Add::no, g.q_a_proj);
         }
-
         matmul_tn(ctx, s.kv, s.latent, g.kv_b_proj, Add::yes);
         matmul_nn(ctx, s.kv, p.kv_b_proj, s.latent, Add::no);
         rms_norm_backward(ctx, s.latent, latent_of(c, s), p.kv_a_layernorm, s.kv_r, latent_of(c, s), g.kv_a_layernorm);
-        linear_backward(ctx, s.kv_low, x, p.kv_a_proj_with_mqa, dx, Add::yes, g.kv_a_proj_with_mqa);
-        if (c.mla_output_gate) linear_backward(ctx, s.gate, x, p.g_proj, dx, Add::yes, g.g_proj);
+        linear_backward(ctx,
+                        {{s.q, p.q_proj, g.q_proj}, {s.q_low, p.q_a_proj, g.q_a_proj},
+                         {s.kv_low, p.kv_a_proj_with_mqa, g.kv_a_proj_with_mqa}, {s.gate, p.g_proj, g.g_proj}},
+                        x, dx, Add::no);
     }
 
 private:

@@ -5,6 +5,7 @@
 // nothing.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -72,6 +73,21 @@ public:
     template <class T>
     VectorView<T> vector(Index count) {
         return {take<T>(count), count};
+    }
+    /// Matrices side by side, rows apart by the sum of their widths; each begins at a multiple of 32 bytes, so that what
+    /// is as wide as that lies right beside the next.
+    template <class T, std::size_t count>
+    std::array<MatrixView<T>, count> columns(Index rows, const Index (&widths)[count]) {
+        constexpr Index unit = 32 / static_cast<Index>(sizeof(T));
+        Index stride = 0;
+        for (const Index width : widths) stride += round_up(width, unit);
+        T* at = take<T>(rows * stride);
+        std::array<MatrixView<T>, count> views;
+        for (std::size_t v = 0; v < count; ++v) {
+            views[v] = {at, rows, widths[v], stride};
+            if (at != nullptr) at += round_up(widths[v], unit);
+        }
+        return views;
     }
 
 private:

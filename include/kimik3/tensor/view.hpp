@@ -59,6 +59,19 @@ struct VectorView {
     }
 };
 
+/// Whether below lies right under above, as rows of one matrix.
+template <class T>
+constexpr bool follows_below(MatrixView<T> above, MatrixView<T> below) {
+    return above.rows > 0 && below.cols == above.cols && below.stride == above.stride &&
+           below.data == above.row(above.rows);
+}
+/// Whether right lies right beside left, as columns of one matrix.
+template <class T>
+constexpr bool follows_beside(MatrixView<T> left, MatrixView<T> right) {
+    return left.cols > 0 && right.rows == left.rows && right.data == left.data + left.cols &&
+           (right.stride == left.stride || left.rows == 1);
+}
+
 /// Parameter types of operations. In<T> and InVector<T> do not take part in deduction: T comes from the output, and a
 /// view of T converts to a view of const T on the way in.
 template <class T>

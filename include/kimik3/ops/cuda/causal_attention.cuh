@@ -1,9 +1,12 @@
 #pragma once
 // Causal attention on the GPU: a block owns a tile of 32 queries (forward, dq) or of 32 keys (dk, dv) of one head of
 // one sequence and walks over the tiles of the other kind; a tile of scores passes through shared memory. Backward
-// keeps a copy of q, which dq may replace, and each head's share of dk_shared in scratch memory.
+// keeps a copy of q, which dq may replace, and each head's share of dk_shared in scratch memory. In bf16, where the GPU
+// has warpgroups and the heads suit them, causal_attention_*_bf16.cuh take over.
 
 #include "kimik3/ops/causal_attention.hpp"
+#include "kimik3/ops/cuda/causal_attention_backward_bf16.cuh"
+#include "kimik3/ops/cuda/causal_attention_forward_bf16.cuh"
 #include "kimik3/ops/cuda/tile_product.cuh"
 
 namespace kimik3 {
@@ -250,12 +253,15 @@ template <class T>
 void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv,
                               In<T> k_shared, Out<T> o, Out<accumulator_t<T>> lse) {
     gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    gpu::clear_rows_from(ctx, seq.tokens(), o);
+    gpu::clear_rows_from(ctx, seq.tokens(), lse);
+    if constexpr (std::is_same_v<T, bf16>)
+        if (gpu::attention::forward_suits(heads, {q, kv, k_shared, o}))
+            return gpu::attention::launch_forward(ctx, seq, heads, q, kv, k_shared, o, lse);
     const Index tiles = ceil_div(seq.longest(), gpu::attention_tile);
     gpu::launch_attention<T>(ctx, gpu::attention_forward_kernel<T>, seq.count() * heads.count * tiles, heads.value,
                              heads, tiles, DeviceSequences(ctx, seq), static_cast<accumulator_t<T>>(heads.scale()),
                              MatrixView<const T>(q), MatrixView<const T>(kv), MatrixView<const T>(k_shared), o, lse);
-    gpu::clear_rows_from(ctx, seq.tokens(), o);
-    gpu::clear_rows_from(ctx, seq.tokens(), lse);
 }
 
 template <class T>
@@ -264,6 +270,10 @@ void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, c
                                Out<T> dkv, Out<T> dk_shared) {
     gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     gpu::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
+    for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, seq.tokens(), m);
+    if constexpr (std::is_same_v<T, bf16>)
+        if (gpu::attention::backward_suits(heads, {d_o, q, kv, k_shared, o, dq, dkv, dk_shared}))
+            return gpu::attention::launch_backward(ctx, seq, heads, d_o, q, kv, k_shared, o, lse, dq, dkv, dk_shared);
     const Index rows = seq.tokens(), tiles = ceil_div(seq.longest(), gpu::attention_tile),
                 blocks = seq.count() * heads.count * tiles;
     const Index width = heads.shared, values = heads.value, count = heads.count;
@@ -289,7 +299,6 @@ void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, c
         for (Index h = 0; h < count; ++h) sum += shares[h * rows * width + i];
         dk_shared(i / width, i % width) = static_cast<T>(sum);
     });
-    for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, rows, m);
 }
 
 }  // namespace kimik3

@@ -2,9 +2,11 @@
 // The routed experts on the GPU. How many rows an expert has is known on the device only, so its products are made
 // here: a block makes 32 x 32 elements of one expert's product, and blocks beyond the last tile have nothing to do.
 
+#include "kimik3/ops/cuda/expert_products_bf16.cuh"
 #include "kimik3/ops/cuda/situ.cuh"
 #include "kimik3/ops/cuda/tile_product.cuh"
 #include "kimik3/ops/expert_products.hpp"
+#include "kimik3/ops/matmul.hpp"
 
 namespace kimik3 {
 
@@ -203,6 +205,10 @@ void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> 
     require_shape("experts: w2", w2, d.experts() * latent, inner);
     require_shape("experts: p", p, z.rows, d.position.cols);
     require_shape("experts: u", u, z.rows, latent);
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::tensor_experts(d, z, w1, w3, w2, s.gate, s.up, u) && w1.stride == w3.stride)
+            return gpu::tensor_experts_forward(ctx, z, w1, w3, w2, betas, d, p, s.gate, s.up, u);
+    }
     gpu::plain_experts_forward<T>(ctx, z, w1, w3, w2, betas, d, p, s, u);
 }
 
@@ -218,6 +224,11 @@ void expert_products_backward(const Context<Cuda>& ctx, In<T> z, In<T> du, In<T>
     require_shape("experts: dw1", dw1, d.experts() * inner, latent);
     require_shape("experts: dw3", dw3, d.experts() * inner, latent);
     require_shape("experts: dw2", dw2, d.experts() * latent, inner);
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::tensor_experts(d, z, du, w1, w3, w2, s.gate, s.up, dz) && w1.stride == w3.stride &&
+            s.gate.stride == s.up.stride)
+            return gpu::tensor_experts_backward(ctx, z, du, w1, w3, w2, betas, d, s.gate, s.up, p, dz, dw1, dw3, dw2);
+    }
     gpu::plain_experts_backward<T>(ctx, z, du, w1, w3, w2, betas, d, s, p, dz, dw1, dw3, dw2);
 }
 

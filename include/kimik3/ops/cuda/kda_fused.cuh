@@ -3,6 +3,7 @@
 // through scratch memory. Only rows of the sequences are read.
 
 #include "kimik3/ops/cuda/decay_gate.cuh"
+#include "kimik3/ops/cuda/kda_fused_bf16.cuh"
 #include "kimik3/ops/cuda/kda_walk.cuh"
 #include "kimik3/ops/cuda/l2_norm.cuh"
 #include "kimik3/ops/cuda/sigmoid.cuh"
@@ -60,6 +61,7 @@ void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedF
                        std::type_identity_t<Out<accumulator_t<T>>> states) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, o, final, states);
     if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::kda::suits(form, in, o)) return gpu::kda::fused_forward(ctx, seq, form, in, o, final, states);
         gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, o);
         const MatrixView<float> wide_o = wide.result(o);
         kda_fused_forward<float>(ctx, seq, form, gpu::wide_input(wide, in), wide_o, final, states);
@@ -76,6 +78,8 @@ void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFused
                         In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, d_o, dfinal, states);
     if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::kda::suits_backward(form, in, states, d_o, gradient))
+            return gpu::kda::fused_backward(ctx, seq, form, in, states, d_o, dfinal, gradient);
         gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, d_o, in.q, in.k, in.v, in.z, in.b);
         const KdaRawGradient<float> to{wide.result(gradient.q), wide.result(gradient.k), wide.result(gradient.v),
                                        wide.result(gradient.z), wide.result(gradient.b), gradient.A_log,
@@ -83,7 +87,6 @@ void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFused
         kda_fused_backward<float>(ctx, seq, form, gpu::wide_input(wide, in), states, wide.of(d_o), dfinal, to);
         wide.back(to.q, gradient.q), wide.back(to.k, gradient.k), wide.back(to.v, gradient.v),
             wide.back(to.z, gradient.z), wide.back(to.b, gradient.b);
-        return;
     } else {
         const gpu::KdaUnits<T> units(ctx, seq, form, in);
         const KdaGradient<T> walked{gradient.q, gradient.k, gradient.v, gradient.z, gradient.b, gradient.initial};

@@ -1,7 +1,8 @@
 #pragma once
 // Attention over cached latents on the GPU: a block a head of a new token; a warp scores one key at a time, and every
-// thread sums its columns of the latents.
+// thread sums its columns of the latents. In bf16, where the sizes suit it, latent_attention_bf16.cuh takes over.
 
+#include "kimik3/ops/cuda/latent_attention_bf16.cuh"
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/latent_attention.hpp"
 
@@ -82,6 +83,10 @@ void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaH
     require_shape("latent_attention: q_lat", q_lat, o_lat.rows, heads.count * latent);
     require_shape("latent_attention: q", q, o_lat.rows, heads.count * heads.key());
     check_room(seq, cache.rows, cache.cols / (latent + heads.shared));
+    gpu::clear_rows_from(ctx, seq.tokens(), o_lat);
+    if constexpr (std::is_same_v<T, bf16>)
+        if (gpu::latent::suits(heads, latent, {q_lat, q, cache, o_lat}))
+            return gpu::latent::launch(ctx, seq, heads, q_lat, q, cache, o_lat);
     if (blocks > 0) {
         const std::size_t bytes = to_size(2 * latent + heads.shared + gpu::latent_keys) * sizeof(accumulator_t<T>);
         KIMIK3_CUDA(cudaFuncSetAttribute(gpu::latent_attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -90,7 +95,6 @@ void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaH
             heads, DeviceSequences(ctx, seq), static_cast<accumulator_t<T>>(heads.scale()), q_lat, q, cache, o_lat);
         check_launch();
     }
-    gpu::clear_rows_from(ctx, seq.tokens(), o_lat);
 }
 
 }  // namespace kimik3

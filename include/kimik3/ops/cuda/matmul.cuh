@@ -39,18 +39,6 @@ void product_tn(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<C> c, Add add) {
     cublas_product<T>(ctx, CUBLAS_OP_T, CUBLAS_OP_N, a.rows, a, b, c, add);
 }
 
-/// Whether below lies right under above.
-template <class T>
-bool follows_below(MatrixView<const T> above, MatrixView<const T> below) {
-    return below.cols == above.cols && below.stride == above.stride && below.data == above.row(above.rows);
-}
-/// Whether right lies right beside left.
-template <class T>
-bool follows_beside(MatrixView<T> left, MatrixView<T> right) {
-    return right.rows == left.rows && right.data == left.data + left.cols &&
-           (right.stride == left.stride || left.rows == 1);
-}
-
 }  // namespace gpu
 
 template <class T>
@@ -68,7 +56,7 @@ void matmul_nt_all(const Context<Cuda>& ctx, In<T> a, std::span<const RowProduct
     };
     for (const RowProduct<T>& p : products) {
         if (p.b.rows == 0) continue;
-        if (gpu::follows_below(joined.b, p.b) && gpu::follows_beside(joined.c, p.c)) {
+        if (follows_below(joined.b, p.b) && follows_beside(joined.c, p.c)) {
             joined.b.rows += p.b.rows, joined.c.cols += p.c.cols;
             continue;
         }

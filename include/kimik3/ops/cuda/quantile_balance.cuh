@@ -1,6 +1,6 @@
 #pragma once
-// Quantile balancing on the GPU. Counts are integers, so atomic additions give the same sums in any order. A bias
-// that is not finite stays as it is: an update cannot throw here.
+// Quantile balancing on the GPU. A block counts in shared memory and adds that up; counts are integers, so atomic
+// additions give the same sums in any order. A bias that is not finite stays as it is: an update cannot throw here.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/quantile_balance.hpp"
@@ -8,16 +8,22 @@
 namespace kimik3 {
 namespace gpu {
 
-/// Bin i holds [low + i width, low + (i + 1) width).
+/// Bin i holds [low + i width, low + (i + 1) width). Made by a warp.
 template <class T>
 struct DeviceBalanceRange {
     T low, width;
 
     __device__ explicit DeviceBalanceRange(VectorView<const T> bias) {
         T least = bias[0], most = bias[0];
-        for (const T value : bias) {
-            least = value < least ? value : least;
-            most = value > most ? value : most;
+        for (Index e = threadIdx.x % 32; e < bias.size; e += 32) {
+            least = bias[e] < least ? bias[e] : least;
+            most = bias[e] > most ? bias[e] : most;
+        }
+        for (int apart = 16; apart > 0; apart /= 2) {
+            const T other_least = __shfl_xor_sync(0xffffffffu, least, apart),
+                    other_most = __shfl_xor_sync(0xffffffffu, most, apart);
+            least = other_least < least ? other_least : least;
+            most = other_most > most ? other_most : most;
         }
         low = least - T(1);
         width = (most - least + T(2)) / static_cast<T>(Balance::bins);
@@ -29,42 +35,95 @@ struct DeviceBalanceRange {
     }
 };
 
-__device__ inline void add_one(std::int64_t& count) { atomicAdd(reinterpret_cast<unsigned long long*>(&count), 1ull); }
+inline constexpr int counted_experts = 8;  // that a block counts for, over a stretch of the tokens
 
-/// The place, in bins from the lower end of the range, below which target of the counts lie.
-__device__ inline double quantile_place_of(const std::int64_t* count, double target) {
-    const auto enough = static_cast<std::int64_t>(ceil(target));
-    std::int64_t before = 0;
-    Index bin = 0;
-    while (before + count[bin] < enough) before += count[bin++];
-    const double inside = (target - static_cast<double>(before)) / static_cast<double>(count[bin]);
-    return static_cast<double>(bin) + fmin(fmax(inside, 0.0), 1.0);
-}
-
-/// One block. places [E] is scratch.
 template <class T>
-__global__ void balance_update_kernel(Balance balance, Index chosen, VectorView<T> bias, double* places) {
-    const Index experts = bias.size;
-    std::int64_t tokens = 0;
-    for (Index bin = 0; bin < Balance::bins; ++bin) tokens += balance.histogram(0, bin);
+__global__ void __launch_bounds__(1024) balance_count_kernel(MatrixView<const T> scores, VectorView<const T> cutoff,
+                                                             MatrixView<const std::int32_t> experts,
+                                                             VectorView<const T> bias,
+                                                             VectorView<const std::uint8_t> counted, Balance to,
+                                                             Index stretch) {
+    __shared__ int histogram[counted_experts][Balance::bins], load[counted_experts];
+    const Index groups = ceil_div(scores.cols, Index{counted_experts}), first = blockIdx.x % groups * counted_experts,
+                begin = blockIdx.x / groups * stretch, end = min(begin + stretch, scores.rows);
+    for (Index i = threadIdx.x; i < counted_experts * Balance::bins; i += blockDim.x) histogram[0][i] = 0;
+    if (threadIdx.x < counted_experts) load[threadIdx.x] = 0;
     const DeviceBalanceRange<T> range(bias);
-    if (tokens == 0) return;
-    if (isfinite(range.width)) {
-        const double target = static_cast<double>(tokens * chosen) / static_cast<double>(experts);
-        for (Index e = threadIdx.x; e < experts; e += blockDim.x)
-            places[e] = quantile_place_of(balance.histogram.row(e), target);
-        __syncthreads();
-        double mean = 0.0;
-        for (Index e = 0; e < experts; ++e)
-            mean +=
-                static_cast<double>(range.low + static_cast<T>(places[e]) * range.width) / static_cast<double>(experts);
-        for (Index e = threadIdx.x; e < experts; e += blockDim.x)
-            bias[e] = range.low + static_cast<T>(places[e]) * range.width - static_cast<T>(mean);
+    __syncthreads();
+    const auto counts = [&](Index n) { return counted.size == 0 || counted[n] != 0; };
+    const int own = threadIdx.x % counted_experts;
+    if (first + own < scores.cols) {
+#pragma unroll 4
+        for (Index n = begin + threadIdx.x / counted_experts; n < end; n += blockDim.x / counted_experts)
+            if (counts(n)) atomicAdd(&histogram[own][range.bin(cutoff[n] - scores(n, first + own))], 1);
+    }
+    for (Index pair = begin * experts.cols + threadIdx.x; pair < end * experts.cols; pair += blockDim.x) {
+        const Index n = pair / experts.cols, e = experts(n, pair % experts.cols) - first;
+        if (e >= 0 && e < counted_experts && counts(n)) atomicAdd(&load[e], 1);
     }
     __syncthreads();
-    for (Index e = 0; e < experts; ++e)
-        for (Index bin = threadIdx.x; bin < Balance::bins; bin += blockDim.x) balance.histogram(e, bin) = 0;
-    for (Index e = threadIdx.x; e < experts; e += blockDim.x) balance.load[e] = 0;
+    const auto add = [](std::int64_t& total, int count) {
+        if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&total), static_cast<unsigned long long>(count));
+    };
+    for (int e = 0; e < counted_experts && first + e < scores.cols; ++e) {
+        for (Index bin = threadIdx.x; bin < Balance::bins; bin += blockDim.x)
+            add(to.histogram(first + e, bin), histogram[e][bin]);
+        if (threadIdx.x == 0) add(to.load[first + e], load[e]);
+    }
+}
+
+/// A block an expert: place = the place, in bins from the lower end of the range, below which its share of the counts
+/// lies, or -1 where nothing was counted; clears what was counted.
+template <class Counted>
+__global__ void __launch_bounds__(block_threads) balance_place_kernel(Counted balance, Index chosen, double* places) {
+    constexpr int own = 4;  // bins a thread
+    static_assert(block_threads * own >= Balance::bins);
+    __shared__ std::int64_t warps[block_threads / 32];
+    const Index e = blockIdx.x, experts = balance.load.size;
+    std::int64_t count[own], sum = 0;
+    for (int i = 0; i < own; ++i) {
+        const Index bin = Index{threadIdx.x} * own + i;
+        count[i] = bin < Balance::bins ? balance.histogram(e, bin) : 0;
+        if (bin < Balance::bins) balance.histogram(e, bin) = 0;
+        sum += count[i];
+    }
+    if (threadIdx.x == 0) balance.load[e] = 0;
+    std::int64_t up_to = sum;
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const std::int64_t other = __shfl_up_sync(0xffffffffu, up_to, apart);
+        if (static_cast<int>(threadIdx.x % 32) >= apart) up_to += other;
+    }
+    if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = up_to;
+    __syncthreads();
+    std::int64_t tokens = 0;
+    for (unsigned w = 0; w < block_threads / 32; ++w) {
+        if (w < threadIdx.x / 32) up_to += warps[w];
+        tokens += warps[w];
+    }
+    if (tokens == 0) {
+        if (threadIdx.x == 0) places[e] = -1.0;
+        return;
+    }
+    const double target = static_cast<double>(tokens * chosen) / static_cast<double>(experts);
+    const auto enough = static_cast<std::int64_t>(ceil(target));
+    std::int64_t before = up_to - sum;
+    if (before >= enough || up_to < enough) return;
+    int i = 0;
+    while (before + count[i] < enough) before += count[i++];
+    const double inside = (target - static_cast<double>(before)) / static_cast<double>(count[i]);
+    places[e] = static_cast<double>(Index{threadIdx.x} * own + i) + fmin(fmax(inside, 0.0), 1.0);
+}
+
+/// One block.
+template <class T>
+__global__ void balance_bias_kernel(const double* places, VectorView<T> bias) {
+    const DeviceBalanceRange<T> range(bias);
+    if (places[0] < 0.0 || !isfinite(range.width)) return;
+    const auto estimate = [&](Index e) { return range.low + static_cast<T>(places[e]) * range.width; };
+    double mean = 0.0;
+    for (Index e = 0; e < bias.size; ++e) mean += static_cast<double>(estimate(e)) / static_cast<double>(bias.size);
+    __syncthreads();
+    for (Index e = threadIdx.x; e < bias.size; e += blockDim.x) bias[e] = estimate(e) - static_cast<T>(mean);
 }
 
 }  // namespace gpu
@@ -76,14 +135,13 @@ void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> c
     require_size("balance: load", balance.load, scores.cols);
     require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}",
             scores.rows, counted.size);
-    const Balance to = balance;
-    gpu::for_rows(ctx, scores.rows, scores.cols, [=] __device__(Index n, gpu::Team team) {
-        if (counted.size != 0 && counted[n] == 0) return;
-        const gpu::DeviceBalanceRange<T> range(bias);
-        for (Index e = team.rank; e < scores.cols; e += team.size)
-            gpu::add_one(to.histogram(e, range.bin(cutoff[n] - scores(n, e))));
-        for (Index j = team.rank; j < experts.cols; j += team.size) gpu::add_one(to.load[experts(n, j)]);
-    });
+    if (scores.rows == 0) return;
+    const Index groups = ceil_div(scores.cols, Index{gpu::counted_experts}),
+                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, Index{132})),
+                blocks = groups * ceil_div(scores.rows, stretch);
+    gpu::balance_count_kernel<T><<<gpu::exact_grid(blocks), 1024, 0, ctx.stream()>>>(scores, cutoff, experts, bias,
+                                                                                     counted, balance, stretch);
+    check_launch();
 }
 
 inline void balance_clear(const Context<Cuda>& ctx, const Balance& balance) {
@@ -95,7 +153,9 @@ template <class T>
 void balance_update(const Context<Cuda>& ctx, const Balance& balance, Index chosen, VectorView<T> bias) {
     require_shape("balance: histogram", balance.histogram, bias.size, Balance::bins);
     double* places = ctx.workspace<double>(Scratch::operation, bias.size);
-    gpu::balance_update_kernel<T><<<1, gpu::block_threads, 0, ctx.stream()>>>(balance, chosen, bias, places);
+    gpu::balance_place_kernel<<<gpu::exact_grid(bias.size), gpu::block_threads, 0, ctx.stream()>>>(balance, chosen,
+                                                                                                   places);
+    gpu::balance_bias_kernel<T><<<1, gpu::block_threads, 0, ctx.stream()>>>(places, bias);
     check_launch();
 }
 

@@ -2,6 +2,7 @@
 // The router on the GPU: a warp a token, which finds its k + 1 largest scores one after another.
 
 #include "kimik3/ops/cuda/matmul.cuh"
+#include "kimik3/ops/cuda/router_bf16.cuh"
 #include "kimik3/ops/cuda/tile_product.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/router.hpp"
@@ -90,10 +91,10 @@ void choose_experts(const Context<Cuda>& ctx, InVector<A> bias, RouterRule rule,
     });
 }
 
-/// dweights become the gradients of the chosen logits; with all, scores those of all logits.
+/// dweights become the gradients of the chosen logits, scores those of all.
 template <class A>
 void logit_gradients(const Context<Cuda>& ctx, RouterRule rule, In<std::int32_t> experts, Out<A> dweights,
-                     Out<A> scores, bool all) {
+                     Out<A> scores) {
     const Index count = experts.cols;
     const A plain = static_cast<A>(rule.factor);
     const bool renormalize = rule.renormalize;
@@ -112,7 +113,6 @@ void logit_gradients(const Context<Cuda>& ctx, RouterRule rule, In<std::int32_t>
             const A s = row[chosen[j]];
             gradient[j] = s * (A(1) - s) * scale * (gradient[j] - mean);
         }
-        if (!all) return;
         team.sync();
         for (Index e = team.rank; e < scores.cols; e += 32) row[e] = A(0);
         team.sync();
@@ -167,6 +167,8 @@ void router_forward(const Context<Cuda>& ctx, MatrixView<X> x, In<A> w, InVector
     if constexpr (std::is_same_v<T, A>) {
         matmul_nt(ctx, x, w, scores, Add::no);
     } else {
+        if (gpu::tensor_router(x, all, count))
+            return gpu::tensor_router_forward(ctx, x, w, bias, rule, scores, experts, weights, cutoff);
         const Index blocks = ceil_div(x.rows, 32) * ceil_div(all, 32);
         gpu::router_logits_kernel<T, A><<<gpu::exact_grid(blocks), gpu::block_threads, 0, ctx.stream()>>>(x, w, scores);
         check_launch();
@@ -185,7 +187,13 @@ void router_backward(const Context<Cuda>& ctx, In<T> x, In<accumulator_t<T>> w, 
     require_shape("router: x", x, scores.rows, w.cols);
     require_shape("router: dx", dx, scores.rows, w.cols);
     require_shape("router: dw", dw, scores.cols, w.cols);
-    gpu::logit_gradients<A>(ctx, rule, experts, dweights, scores, true);
+    if (x.rows == 0) return;
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::tensor_router(x, scores.cols, count) && gpu::tensor_router(dx, scores.cols, count) &&
+            w.stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 16 == 0)
+            return gpu::tensor_router_backward(ctx, x, w, rule, experts, dweights, scores, dx, dw);
+    }
+    gpu::logit_gradients<A>(ctx, rule, experts, dweights, scores);
     if constexpr (std::is_same_v<T, A>) {
         matmul_nn(ctx, scores, w, dx, Add::yes);
         matmul_tn(ctx, scores, x, dw, Add::yes);

@@ -1,0 +1,160 @@
+#pragma once
+// Fused KDA in bf16 on tensor cores, for heads of 64 or 128 key and as many value channels: chunks in parallel
+// (kda_prepare.cuh), states in series (kda_scan.cuh) and, for backward, gradients of chunks in parallel
+// (kda_gradients.cuh). Operands of products are bf16; decays, states and sums are float32.
+
+#include "kimik3/ops/cuda/kda_gradients.cuh"
+#include "kimik3/ops/cuda/kda_prepare.cuh"
+#include "kimik3/ops/cuda/kda_scan.cuh"
+
+namespace kimik3::gpu::kda {
+
+inline bool suits(std::initializer_list<MatrixView<const bf16>> matrices) {
+    return std::ranges::all_of(matrices, [](const MatrixView<const bf16>& m) {
+        return reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
+    });
+}
+inline bool suits(const KdaFusedForm& form, const KdaRawInput<bf16>& in, MatrixView<const bf16> o) {
+    const Index key = in.q.cols / form.heads, value = in.v.cols / form.heads;
+    return key == value && (key == 64 || key == 128) && suits({in.q, in.k, in.v, in.z, o});
+}
+
+/// The chunks of all sequences: their places, and the first chunk of every sequence.
+struct Layout {
+    std::vector<Place> places;
+    std::vector<Index> starts{0};
+
+    Layout(const Sequences& seq, Index chunk) {
+        for (Index s = 0; s < seq.count(); ++s) {
+            for (Index row = seq.begin(s); row < seq.end(s); row += chunk)
+                places.push_back({row, static_cast<std::int32_t>((std::min)(chunk, seq.end(s) - row)),
+                                  static_cast<std::int32_t>(s)});
+            starts.push_back(static_cast<Index>(places.size()));
+        }
+    }
+    Index chunks() const { return static_cast<Index>(places.size()); }
+};
+
+/// call(std::type_identity<Chunk<..>>) for the form.
+template <class Call>
+void with_chunk(Index width, Index chunk, Call&& call) {
+    if (width == 128 && chunk == 64) return call(std::type_identity<Chunk<4, 128>>{});
+    if (width == 128) return call(std::type_identity<Chunk<2, 128>>{});
+    if (chunk == 64) return call(std::type_identity<Chunk<4, 64>>{});
+    call(std::type_identity<Chunk<2, 64>>{});
+}
+/// call(std::type_identity<Slice<..>>): half a head a block where whole heads do not fill the GPU.
+template <class C, class Call>
+void with_slice(Index heads_of_sequences, Call&& call) {
+    if constexpr (C::width == 128)
+        if (heads_of_sequences > 66) return call(std::type_identity<Slice<C, 2>>{});
+    call(std::type_identity<Slice<C, 1>>{});
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, int threads, std::size_t memory,
+            const Arguments&... arguments) {
+    if (blocks == 0) return;
+    KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)));
+    kernel<<<exact_grid(blocks), threads, memory, ctx.stream()>>>(arguments...);
+    check_launch();
+}
+
+/// Hands out 16-byte aligned arrays of one piece of scratch memory; measures where there is none.
+struct Pieces {
+    char* memory = nullptr;
+    Index used = 0;
+
+    template <class T>
+    T* take(Index count) {
+        T* piece = reinterpret_cast<T*>(memory + used);
+        used += round_up(count * static_cast<Index>(sizeof(T)), 16);
+        return memory == nullptr ? nullptr : piece;
+    }
+};
+
+template <class C>
+Prepared prepared(Pieces& pieces, Index units, bool backward) {
+    const Index tile = units * C::rows * C::width, square = units * C::rows * C::rows;
+    Prepared p{};
+    for (bf16** m : {&p.w, &p.u, &p.q, &p.k}) *m = pieces.take<bf16>(tile);
+    p.p = pieces.take<bf16>(square);
+    p.end = pieces.take<float>(units * C::width);
+    if (backward) p.lower = pieces.take<bf16>(square), p.inner = pieces.take<bf16>(units * C::rows * 16);
+    return p;
+}
+
+template <class C>
+void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInput<bf16>& in, const Layout& layout,
+             const Place* places, const Prepared& to) {
+    launch(ctx, prepare_kernel<C>, layout.chunks() * form.heads, C::threads, sizeof(PrepareMemory<C>), in, places,
+           form.heads, static_cast<float>(form.lower_bound), to);
+}
+
+inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
+                          const KdaRawInput<bf16>& in, MatrixView<bf16> o, MatrixView<float> final,
+                          MatrixView<float> states) {
+    const Index width = in.q.cols / form.heads;
+    with_chunk(width, states.rows != 0 ? form.chunk : Index{64}, [&](auto shape) {
+        using C = typename decltype(shape)::type;
+        const Layout layout(seq, C::rows);
+        const Place* places = ctx.on_device(std::span<const Place>(layout.places));
+        const Index* starts = ctx.on_device(std::span<const Index>(layout.starts));
+        Pieces pieces;
+        prepared<C>(pieces, layout.chunks() * form.heads, false);
+        pieces = {ctx.workspace<char>(Scratch::composed, pieces.used), 0};
+        const Prepared chunks = prepared<C>(pieces, layout.chunks() * form.heads, false);
+        prepare<C>(ctx, form, in, layout, places, chunks);
+        with_slice<C>(seq.count() * form.heads, [&](auto slice) {
+            using Sl = typename decltype(slice)::type;
+            launch(ctx, scan_forward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, in.initial,
+                   o, final, states);
+        });
+    });
+    clear_rows_from(ctx, seq.tokens(), o);
+}
+
+inline bool suits_backward(const KdaFusedForm& form, const KdaRawInput<bf16>& in, MatrixView<const float> states,
+                           MatrixView<const bf16> d_o, const KdaRawGradient<bf16>& to) {
+    return suits(form, in, d_o) && suits({to.q, to.k, to.v, to.z}) &&
+           reinterpret_cast<std::uintptr_t>(states.data) % 16 == 0 && states.stride % 4 == 0;
+}
+
+inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
+                           const KdaRawInput<bf16>& in, MatrixView<const float> states, MatrixView<const bf16> d_o,
+                           MatrixView<const float> dfinal, const KdaRawGradient<bf16>& to) {
+    with_chunk(in.q.cols / form.heads, form.chunk, [&](auto shape) {
+        using C = typename decltype(shape)::type;
+        const Layout layout(seq, C::rows);
+        const Place* places = ctx.on_device(std::span<const Place>(layout.places));
+        const Index* starts = ctx.on_device(std::span<const Index>(layout.starts));
+        const Index units = layout.chunks() * form.heads;
+        Prepared chunks{};
+        bf16 *dvalues = nullptr, *dstates = nullptr;
+        float* gate_parts = nullptr;
+        const auto take = [&](Pieces pieces) {
+            chunks = prepared<C>(pieces, units, true);
+            dvalues = pieces.take<bf16>(units * C::rows * C::width);
+            dstates = pieces.take<bf16>(units * C::state);
+            gate_parts = pieces.take<float>(units * 2 * C::width);
+            return pieces.used;
+        };
+        take({ctx.workspace<char>(Scratch::composed, take({})), 0});
+        prepare<C>(ctx, form, in, layout, places, chunks);
+        with_slice<C>(seq.count() * form.heads, [&](auto slice) {
+            using Sl = typename decltype(slice)::type;
+            launch(ctx, scan_backward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, d_o,
+                   dfinal, to.initial, dvalues, dstates);
+        });
+        launch(ctx, gradient_kernel<C>, units, C::threads, sizeof(GradientMemory<C>), in, places, form.heads,
+               static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts);
+        if (layout.chunks() > 0)
+            launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
+                   to.A_log, to.dt_bias);
+    });
+    for (const MatrixView<bf16>& m : {to.q, to.k, to.v, to.z, to.b}) clear_rows_from(ctx, seq.tokens(), m);
+}
+
+}  // namespace kimik3::gpu::kda
