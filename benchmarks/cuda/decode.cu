@@ -1,7 +1,7 @@
-// Decoding of k3_300m in bf16 with random weights: milliseconds a step of one token a sequence, greedy, the token drawn on
-// the GPU and fed back by the host, and of a prefill of 2,048 tokens. floor: the bytes that a step must touch (weights of
-// the layers, of the head and of the experts that the tokens choose if they choose at random, KDA states read and written,
-// cached latents read) at the rate of a device copy.
+// Decoding of k3_300m in bf16 with random weights: milliseconds a step of one token a sequence, greedy, the token drawn
+// on the GPU and fed back by the host, and of a prefill of 2,048 tokens. floor: the bytes that a step must touch
+// (weights of the layers, of the head and of the experts that the tokens choose if they choose at random, KDA states
+// read and written, cached latents read) at the rate of a device copy.
 //   decode [--json FILE] [--only TEXT]
 
 #include <chrono>
@@ -17,9 +17,10 @@ using namespace kimik3::bench;
 
 constexpr ModelConfig config = presets::k3_300m;
 using Model = KimiK3<config, Cuda, bf16>;
+constexpr double chosen = static_cast<double>(config.num_experts_per_token) / config.num_experts;  // of the experts
 
 double bytes_touched(Model& model, Index batch, Index past) {
-    const double tokens = static_cast<double>(batch), idle = 1.0 - static_cast<double>(config.num_experts_per_token) / config.num_experts;
+    const double tokens = static_cast<double>(batch), idle = 1.0 - chosen;
     double bytes = 0;
     for (const ParameterInfo& tensor : model.parameters()) {
         const double share = tensor.experts > 0 ? 1.0 - std::pow(idle, tokens) : 1.0;
@@ -59,10 +60,13 @@ void check(Model& model) {
         for (Index t = 0; t < length; ++t) {
             const std::vector<std::int32_t> now(to_size(batch), tokens[to_size(t)]);
             const auto logits = on_host(context(), model.step(state, now, counts, slots), memory);
+            double step_apart = 0, step_size = 0;
             for (Index c = 0; c < logits.cols; ++c) {
                 const double expected = whole[to_size(t * logits.cols + c)], found = logits(batch - 1, c);
                 apart += (found - expected) * (found - expected), size += expected * expected;
+                step_apart += (found - expected) * (found - expected), step_size += expected * expected;
             }
+            if (batch == 1 && t < 6) std::printf("step %td: %.2e\n", t, std::sqrt(step_apart / step_size));
         }
         std::printf("steps of %td against a whole pass: relative error %.2e\n", batch, std::sqrt(apart / size));
     }
@@ -124,7 +128,7 @@ void prefill(Model& model, Table& table) {
     std::ranges::sort(times);
     double flops = 0;
     for (const ParameterInfo& tensor : model.parameters()) {
-        const double share = tensor.experts > 0 ? static_cast<double>(config.num_experts_per_token) / config.num_experts : 1.0;
+        const double share = tensor.experts > 0 ? chosen : 1.0;
         flops += 2.0 * 2048.0 * share * static_cast<double>(tensor.count);
     }
     table.add("prefill 2048", times[times.size() / 2], bytes_touched(model, 2048, 0), flops);

@@ -68,7 +68,8 @@ void check_recorded() {
             slots = {0, 1, 2};
         }
         const std::vector<Index> counts(slots.size(), 1);
-        const auto tokens = some_tokens(static_cast<Index>(slots.size()), 100 + static_cast<std::uint64_t>(step), vocabulary);
+        const auto tokens =
+            some_tokens(static_cast<Index>(slots.size()), 100 + static_cast<std::uint64_t>(step), vocabulary);
         others.push_back(others.back());
         const auto found = logits_after(recorded, together, tokens, counts, slots),
                    expected = logits_after(eager, others.back(), tokens, counts, slots);
@@ -108,11 +109,13 @@ void check_whole(Index batch, double tolerance) {
         for (Index t = first; t < length; ++t) {
             const std::vector<std::int32_t> now(to_size(batch), tokens[to_size(t)]);
             const auto logits = logits_after(model, state, now, counts, slots);
-            for (Index s = 0; s < batch; ++s) expected.insert(expected.end(), whole.begin() + t * vocabulary, whole.begin() + (t + 1) * vocabulary);
+            for (Index s = 0; s < batch; ++s)
+                expected.insert(expected.end(), whole.begin() + t * vocabulary, whole.begin() + (t + 1) * vocabulary);
             found.insert(found.end(), logits.begin(), logits.end());
         }
-        BOOST_CHECK_MESSAGE(apart(found, expected) <= tolerance, batch << " sequences from " << first << ": relative error "
-                                                                       << apart(found, expected));
+        BOOST_TEST_CONTEXT(batch << " sequences, steps from " << first) {
+            BOOST_CHECK_LE(apart(found, expected), tolerance);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-// The operations of a decoding step on the GPU against those that they stand for, on the CPU in float64; drawing against
-// the sampler.
+// The operations of a decoding step on the GPU against those that they stand for, on the CPU in float64; drawing
+// against the sampler.
 #include <boost/test/unit_test.hpp>
 
 #include <array>
@@ -28,7 +28,8 @@ void check_products(Index tokens, Index width, Index out, Index second, double t
     const Index count = 3, chosen = 2, gap = tokens % 2 == 0 ? 3 : 8;  // rows aligned to 16 bytes, or not
     std::vector<Pairs> v;
     for (std::uint64_t j = 0; j < 3; ++j) v.push_back(Pairs::random(tokens, width, 10 + j, 1.0, gap));
-    Pairs parts = Pairs::random(tokens * chosen, width, 20, 1.0, gap), rows = Pairs::random(tokens, width, 21, 1.0, gap);
+    Pairs parts = Pairs::random(tokens * chosen, width, 20, 1.0, gap),
+          rows = Pairs::random(tokens, width, 21, 1.0, gap);
     Both gamma = vector_of(width, 1), pi = vector_of(width, 2), norm = vector_of(width, 3),
          share = Both::random(tokens, chosen, 4, 1.0, 0), router = Both::random(out, width, 5, 0.2, 0);
     Pairs w = Pairs::random(out, width, 6, 0.2, 0), up = Pairs::random(out, width, 7, 0.2, 0),
@@ -51,7 +52,8 @@ void check_products(Index tokens, Index width, Index out, Index second, double t
             } else if (kind == 1) {
                 for (Index n = 0; n < tokens; ++n)
                     for (Index c = 0; c < width; ++c)
-                        h.host(n, c) = share.host(n, 0) * parts.host(2 * n, c) + share.host(n, 1) * parts.host(2 * n + 1, c);
+                        h.host(n, c) =
+                            share.host(n, 0) * parts.host(2 * n, c) + share.host(n, 1) * parts.host(2 * n + 1, c);
                 rms_norm_forward(cpu(), h.c(), norm.cv(), 1e-5, x.c(), norm_r.cv());
                 in.parts = parts.g(), in.weights = share.g(), in.norm = norm.gv();
             } else {
@@ -91,7 +93,8 @@ void check_kda(Index count, Index heads, Index dim, Index rank, Index taps, bool
     const Sequences seq = step_of(count, 5);
     const Index wide = heads * dim, window = (taps - 1) * wide, state = wide * dim;
     Pairs q = Pairs::random(count, wide, 1), k = Pairs::random(count, wide, 2), v = Pairs::random(count, wide, 3),
-          low = Pairs::random(count, rank, 4), f_b = Pairs::random(wide, rank, 5, 0.2, 0), b = Pairs::random(count, heads, 6),
+          low = Pairs::random(count, rank, 4), f_b = Pairs::random(wide, rank, 5, 0.2, 0),
+          b = Pairs::random(count, heads, 6),
           gate = Pairs::random(count, gated ? wide : 0, 7);
     std::vector<Both> conv, windows;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -132,7 +135,8 @@ void check_latent(Index count, const MlaHeads& heads, Index latent, Index past, 
     Both norm = vector_of(latent, 6), norm_r = empty_vector(count);
     Pairs normed(count, latent), q_lat(count, heads.count * latent), o_lat(count, heads.count * latent),
         o(count, heads.count * heads.value), y(count, heads.count * heads.value);
-    step_latent(cuda(), seq, heads, StepLatent<T>{q.g(), low.g(), norm.gv(), 1e-6, kv_b.g(), gate.g(), cache.g()}, y.g());
+    step_latent(cuda(), seq, heads, StepLatent<T>{q.g(), low.g(), norm.gv(), 1e-6, kv_b.g(), gate.g(), cache.g()},
+                y.g());
     rms_norm_forward(cpu(), low.c().middle_cols(0, latent), norm.cv(), 1e-6, normed.c(), norm_r.cv());
     latent_append(cpu(), seq, normed.c(), low.c().middle_cols(latent, heads.shared), cache.c());
     for (Index h = 0; h < heads.count; ++h)
@@ -178,7 +182,8 @@ void check_experts(Index tokens, Index all, Index chosen, Index latent, Index in
             const Index e = order[to_size(j)], pair = n * chosen + j;
             experts.host(n, j) = static_cast<std::int32_t>(e);
             weights.host(n, j) = 2.5 * scores.host(n, e) / sum;
-            const MatrixView<double> g(gate.data(), 1, inner), u(up.data(), 1, inner), h = hidden.c().middle_rows(pair, 1);
+            const MatrixView<double> g(gate.data(), 1, inner), u(up.data(), 1, inner),
+                h = hidden.c().middle_rows(pair, 1);
             matmul_nt(cpu(), z.c().middle_rows(n, 1), w1.c().middle_rows(e * inner, inner), g, Add::no);
             matmul_nt(cpu(), z.c().middle_rows(n, 1), w3.c().middle_rows(e * inner, inner), u, Add::no);
             situ_forward(cpu(), g, u, betas, h);
@@ -222,9 +227,10 @@ void check_drawing(const SamplingOptions& options, Index vocabulary, double spre
         sample(cuda(), MatrixView<const float>(logits.g()), asked, history, found);
         for (std::size_t i = 0; i < found.size(); ++i) different += found[i] != expected[i];
     }
-    BOOST_CHECK_MESSAGE(different == 0, different << " of 200 tokens differ: temperature " << options.temperature << " top_k "
-                                                  << options.top_k << " top_p " << options.top_p << " min_p "
-                                                  << options.min_p << " vocabulary " << vocabulary);
+    BOOST_TEST_CONTEXT("temperature " << options.temperature << " top_k " << options.top_k << " top_p " << options.top_p
+                                      << " min_p " << options.min_p << " vocabulary " << vocabulary) {
+        BOOST_CHECK_EQUAL(different, 0);
+    }
 }
 
 }  // namespace
@@ -241,7 +247,8 @@ BOOST_AUTO_TEST_CASE(products) {
 }
 BOOST_AUTO_TEST_CASE(kimi_delta_attention) {
     for (const Index count : {1, 5})
-        for (const auto& [dim, rank, taps] : {std::array<Index, 3>{16, 16, 4}, {32, 7, 1}, {64, 64, 2}, {128, 128, 4}, {128, 200, 3}}) {
+        for (const auto& [dim, rank, taps] :
+             {std::array<Index, 3>{16, 16, 4}, {32, 7, 1}, {64, 64, 2}, {128, 128, 4}, {128, 200, 3}}) {
             check_kda<Both>(count, 3, dim, rank, taps, rank != 64, 1e-5);
             check_kda<Half>(count, 3, dim, rank, taps, rank != 64, 6e-3);
         }
@@ -284,7 +291,8 @@ BOOST_AUTO_TEST_CASE(refused_rows) {
     logits.send();
     std::vector<SampleRow> rows;
     std::vector<std::int32_t> found;
-    for (Index row = 0; row < 4; ++row) rows.push_back({.row = row, .vocabulary = 50, .temperature = 1.0, .uniform = 0.5});
+    for (Index row = 0; row < 4; ++row)
+        rows.push_back({.row = row, .vocabulary = 50, .temperature = 1.0, .uniform = 0.5});
     sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, found);
     BOOST_CHECK(found[0] == failed_row && found[1] == failed_row && found[2] == failed_row && found[3] >= 0);
 }

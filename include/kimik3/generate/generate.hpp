@@ -137,7 +137,8 @@ private:
         std::vector<Index> left, rows, drawing;
         for (std::size_t row = 0; row < slots.size(); ++row) {
             const Index slot = slots[row];
-            if (state_.length(slot) < static_cast<Index>(sequences_[to_size(slot)].history.size())) left.push_back(slot);
+            const auto all = static_cast<Index>(sequences_[to_size(slot)].history.size());
+            if (state_.length(slot) < all) left.push_back(slot);
             else rows.push_back(static_cast<Index>(row)), drawing.push_back(slot);
         }
         draw(logits, rows, drawing);

@@ -2,8 +2,9 @@
 // Draws tokens from rows of logits where the logits are, by the law of generate/sampler.hpp:
 //   sample(ctx, logits [N, V], rows, history, chosen)
 //     chosen[i] = the token of rows[i], or failed_row where the law refuses the logits; complete on return
-// Only tokens come to the host. Sums are kept in double, in an order of their own, and masses of top-p in units of 2^-45
-// of the highest: a token differs from the sampler's only where its random number meets a border to 12 digits or so.
+// Only tokens come to the host. Sums are kept in double, in an order of their own, and masses of top-p in units of
+// 2^-45 of the highest: a token differs from the sampler's only where its random number meets a border to 12 digits or
+// so.
 
 #include <span>
 #include <vector>

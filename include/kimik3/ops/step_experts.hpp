@@ -2,7 +2,8 @@
 // The routed experts of a decoding step (ops/router.hpp, expert_products.hpp): the choice from the router's scores, and
 // what each chosen expert makes of each token, not yet weighted and summed.
 //   step_experts(ctx, StepExperts)
-//     experts, weights [N, k] as router_forward gives them; out [N k, L] = E_e(z) of every pair n k + slot, rounded to T
+//     experts, weights [N, k] as router_forward gives them; out [N k, L] = E_e(z) of every pair n k + slot, rounded to
+//     T
 // Weighted by weights and summed over the slots, out is u of expert_products_forward (ops/step_products.hpp does that).
 
 #include "kimik3/ops/router.hpp"

@@ -38,7 +38,8 @@ struct StepKda {
 
 template <class Backend>
 void step_kda(const Context<Backend>&, ...) {
-    static_assert(missing_overload<Backend>, "kimik3: step_kda(ctx, seq, input, y) has no overload for these arguments");
+    static_assert(missing_overload<Backend>,
+                  "kimik3: step_kda(ctx, seq, input, y) has no overload for these arguments");
 }
 
 }  // namespace kimik3

@@ -2,9 +2,9 @@
 // Gated MLA's attention of a decoding step, one new token a sequence, from the projections of the input to what the
 // output projection reads (ops/rms_norm.hpp, latent_attention.hpp, sigmoid_gate.hpp):
 //   step_latent(ctx, seq, heads, StepLatent, y [N, H v])
-// norms the new latent, writes it with the shared key to the cache, multiplies the query by W_UK, attends over the cache,
-// and multiplies the sum of latents by W_UV and the gate. Token n is that of sequence n. seq.past(s) on the host bounds
-// what a backend that reads it elsewhere finds there. Sums, queries and sums of latents are in accumulator_t<T>.
+// norms the new latent, writes it with the shared key to the cache, multiplies the query by W_UK, attends over the
+// cache, and multiplies the sum of latents by W_UV and the gate. Token n is that of sequence n. seq.past(s) on the host
+// bounds what a backend that reads it elsewhere finds there. Sums, queries and sums of latents are in accumulator_t<T>.
 
 #include "kimik3/ops/causal_attention.hpp"
 

@@ -1,11 +1,12 @@
 #pragma once
-// The linear layers of a decoding step, which has one new token a sequence: several products of one input, which is read
-// from the residuals or summed from the experts on the way, and what follows them (ops/attn_res.hpp, rms_norm.hpp,
+// The linear layers of a decoding step, which has one new token a sequence: several products of one input, which is
+// read from the residuals or summed from the experts on the way, and what follows them (ops/attn_res.hpp, rms_norm.hpp,
 // situ.hpp, router.hpp). For a backend on which a step waits for launches and not for arithmetic; others compose it of
 // the operations named.
 //   step_products(ctx, StepInput in, products, betas)
 // A product is y = x w^T, y = residual + x w^T + x2 w2^T, y = SiTU(x gate^T, x up^T), or y = sigmoid(x w^T) in
-// accumulator_t of the model's type. Sums are kept in accumulator_t; rounded to T are the mixed row, the normed row and y.
+// accumulator_t of the model's type. Sums are kept in accumulator_t; rounded to T are the mixed row, the normed row and
+// y.
 
 #include <initializer_list>
 #include <type_traits>

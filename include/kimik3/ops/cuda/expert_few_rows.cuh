@@ -92,6 +92,7 @@ __device__ void choose_experts(const StepExpertsWork<T>& work, int n, std::int32
 template <class T>
 __global__ void __launch_bounds__(128) choose_experts_kernel(const __grid_constant__ StepExpertsWork<T> work) {
     await_predecessor();
+    let_next_begin();
     const int n = static_cast<int>(blockIdx.x) * 4 + static_cast<int>(threadIdx.x) / 32;
     if (n < work.tokens()) choose_experts(work, n, work.experts.row(n), work.weights.row(n));
 }
@@ -147,7 +148,12 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
               rows = static_cast<int>(down ? work.out.cols : work.hidden.cols), tiles = ceil_div(rows, per_tile),
               tile = static_cast<int>(blockIdx.x) % tiles, chunks = ceil_div(inner, 32);
     const bool wide = down ? work.wide2 : work.wide1;
-    if constexpr (!down) await_predecessor();
+    if constexpr (down) {
+        let_next_begin();
+    } else {
+        await_predecessor();
+        let_next_begin();  // not before: the next kernel reads what it chooses from without waiting
+    }
     find_pairs(work, static_cast<int>(blockIdx.x) / tiles, down, pairs);
     const Index offset = Index{pairs.expert} * rows * inner;
     const TileRows<T> weights = down ? TileRows<T>::of(work.w2 + offset, rows, inner, tile)

@@ -1,22 +1,27 @@
 #pragma once
 // Products of few rows on the GPU, y [N, out] = x [N, K] w[out, K]^T, which wait for weights and not for arithmetic. A
 // warp takes 32 columns of K at a time: with lane = 4 r + c, its lane holds eight numbers each, from column 8 c on, of
-// the rows r and r + 8 of a tile of 16 rows of w and of row r of x, so that every load is 16 bytes wide; since the order
-// of K does not matter to a sum, bf16 goes from there to the tensor cores as it is. The warps of a block share K, and
-// their sums are added in the order of the warps: a row's bits do not depend on the other rows.
+// the rows r and r + 8 of a tile of 16 rows of w and of row r of x, so that every load is 16 bytes wide; since the
+// order of K does not matter to a sum, bf16 goes from there to the tensor cores as it is. The warps of a block share K,
+// and their sums are added in the order of the warps: a row's bits do not depend on the other rows.
 // Kernels of a decoding step follow one another by programmatic dependent launch: what does not depend on the kernel
-// before, weights above all, is loaded before await_predecessor. All of them wait, so that whatever a kernel wrote is
-// complete two kernels later even before that one waits.
+// before, weights above all, is loaded before await_predecessor. All of them wait, so that the wait of one is for all
+// before it.
 
 #include "kimik3/ops/cuda/tensor_core.cuh"
 
 namespace kimik3::gpu {
 
-/// Waits for the kernels before this one; then the next may begin with what does not depend on this one.
+/// Lets the next kernel begin with what does not depend on the step's kernels before it.
+__device__ inline void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Waits for all kernels before this one.
 __device__ inline void await_predecessor() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -86,6 +91,8 @@ __device__ Octet<T> load_octet(const T* row, int k, int count, bool wide) {
         if (k + e < count) value[e] = row[k + e];
     return Octet<T>::of(value);
 }
+/// Brings a cache line nearer.
+__device__ inline void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 /// An octet to where 16 bytes are aligned.
 template <class T>
 __device__ void store_octet(T* to, const Octet<T>& octet) {

@@ -1,7 +1,7 @@
 #pragma once
-// Drawing tokens on the GPU: a block a row. What top-k and top-p keep is a stretch of the logits in falling order; a radix
-// search finds its end: a pass over the row for every eight bits, which counts the tokens and the mass of each digit in
-// integers. The draw sums stretches of ids, one a thread, and these in the order of the ids.
+// Drawing tokens on the GPU: a block a row. What top-k and top-p keep is a stretch of the logits in falling order; a
+// radix search finds its end: a pass over the row for every eight bits, which counts the tokens and the mass of each
+// digit in integers. The draw sums stretches of ids, one a thread, and these in the order of the ids.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cuda/launch.cuh"
@@ -100,8 +100,8 @@ struct Drawing {
         return best;
     }
 
-    /// Keeps the first tokens in falling order of their numbers: as many as count, or, where that is 0, until their mass
-    /// is a share of all. What falls away weighs nothing.
+    /// Keeps the first tokens in falling order of their numbers: as many as count, or, where that is 0, until their
+    /// mass is a share of all. What falls away weighs nothing.
     __device__ void keep_first(unsigned count, double share) {
         if (thread == 0) shared.prefix = 0, shared.mass_above = 0, shared.count_above = 0;
         const int all = digits();

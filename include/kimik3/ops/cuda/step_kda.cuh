@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     constexpr int past = static_cast<int>(StepKda<T>::most_taps) - 1;
     __shared__ float4 row[dim];  // q, k and decay of a channel
     __shared__ float value[dim], predicted[4][dim], read[4][dim], sums[3], squares[warps];
+    let_next_begin();
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, part = thread / dim,
               column = thread % dim;
     const int n = static_cast<int>(blockIdx.x) / work.heads, h = static_cast<int>(blockIdx.x) % work.heads;
@@ -135,7 +136,8 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
 template <class T>
 void step_kda(const Context<Cuda>& ctx, const Sequences& seq, const StepKda<T>& in, std::type_identity_t<Out<T>> y) {
     const Index dim = y.cols / in.heads;
-    require(StepKda<T>::fits(dim, in.q_conv.cols), "step_kda: no step for heads of {} and {} taps", dim, in.q_conv.cols);
+    require(StepKda<T>::fits(dim, in.q_conv.cols), "step_kda: no step for heads of {} and {} taps", dim,
+            in.q_conv.cols);
     require_shape("step_kda: y", y, seq.count(), in.heads * dim);
     require_shape("step_kda: f_b", in.f_b, y.cols, in.f_low.cols);
     const gpu::StepKdaWork<T> work{DeviceSequences(ctx, seq),

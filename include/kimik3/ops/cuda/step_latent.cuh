@@ -1,7 +1,7 @@
 #pragma once
-// A decoding step of Gated MLA on the GPU, in two launches: blocks with a head of a sequence and pieces of 64 keys, which
-// multiply the query by W_UK for themselves; then a block a head of a sequence, which adds the pieces up in their order
-// and multiplies by W_UV. What is cached and the weights are there before the inputs are.
+// A decoding step of Gated MLA on the GPU, in two launches: blocks with a head of a sequence and pieces of 64 keys,
+// which multiply the query by W_UK for themselves; then a block a head of a sequence, which adds the pieces up in their
+// order and multiplies by W_UV. What is cached and the weights are there before the inputs are.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/formulas.hpp"
@@ -168,6 +168,7 @@ struct StepScores {
 template <class T>
 __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant__ StepLatentWork<T> work) {
     extern __shared__ __align__(16) unsigned char memory[];
+    let_next_begin();
     const StepScores<T> scores(work, memory);
     const Index past = work.seq.pasts[scores.n], piece = blockIdx.x % static_cast<unsigned>(work.shares);
     if (piece * step_keys > past) return await_predecessor();
@@ -197,6 +198,7 @@ __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant_
 template <class T>
 __global__ void __launch_bounds__(256) step_values_kernel(const __grid_constant__ StepLatentWork<T> work) {
     __shared__ float mixed[128];
+    let_next_begin();
     const int thread = static_cast<int>(threadIdx.x), latent = work.latent, heads = static_cast<int>(work.heads.count),
               h = static_cast<int>(blockIdx.x) % heads, n = static_cast<int>(blockIdx.x) / heads,
               value = static_cast<int>(work.heads.value), row = thread / 2, half = thread % 2;
@@ -238,8 +240,8 @@ template <class T>
 void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, const StepLatent<T>& in,
                  std::type_identity_t<Out<T>> y) {
     const Index latent = in.kv_b.cols, width = latent + heads.shared;
-    require(StepLatent<T>::fits(heads, latent), "step_latent: no step for latents of {} and heads of {}, {}, {}", latent,
-            heads.nope, heads.shared, heads.value);
+    require(StepLatent<T>::fits(heads, latent), "step_latent: no step for latents of {} and heads of {}, {}, {}",
+            latent, heads.nope, heads.shared, heads.value);
     require_shape("step_latent: y", y, seq.count(), heads.count * heads.value);
     require_shape("step_latent: q", in.q, y.rows, heads.count * heads.key());
     require_shape("step_latent: kv_low", in.kv_low, y.rows, width);

@@ -1,164 +1,13 @@
 #pragma once
-// A decoding step's products on the GPU: a block a tile of 16 rows of the weights, or several in turn. Up to eight tokens,
-// every block mixes and norms the input for itself; more tokens are normed by a launch of their own and go through in
-// groups of 32.
+// A decoding step's products on the GPU: a block a tile of 16 rows of the weights, or several in turn. Up to eight
+// tokens, every block mixes and norms the input for itself; more tokens are normed by a launch of their own and go
+// through in groups of 32.
 
-#include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/cuda/situ.cuh"
-#include "kimik3/ops/step_products.hpp"
+#include "kimik3/ops/cuda/step_sources.cuh"
 
 namespace kimik3 {
 namespace gpu {
-
-/// Eight warps, each with up to four times 32 columns at a time.
-inline constexpr int step_warps = 8, step_stage = 4, step_width = 32 * step_warps * step_stage;
-
-/// Eight rows of x that a block has mixed and normed, and what it needs to do so. Columns from the width on to the next
-/// multiple of 32 are zero.
-template <class T>
-struct StepRows {
-    static constexpr int stride = step_width + 32;
-    T x[8][stride];
-    float slope[step_width], norm[step_width];
-    float score[8][most_step_candidates];
-
-    /// x of a row from what a warp's lanes hold of it: octets lane, lane + 32, ...
-    __device__ void store(float (&h)[step_stage][8], int token, int width, bool normed, float eps) {
-        const int lane = static_cast<int>(threadIdx.x) % 32, octets = ceil_div(width, 32) * 4;
-        Octet<T> row[step_stage];
-        float r = 1.0f;
-#pragma unroll
-        for (int i = 0; i < step_stage; ++i) row[i] = Octet<T>::of(h[i]);
-        if (normed) {
-            float squares = 0;
-#pragma unroll
-            for (int i = 0; i < step_stage; ++i)
-                for (int e = 0; e < 8; ++e) squares += row[i][e] * row[i][e];
-            r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + eps);
-        }
-#pragma unroll
-        for (int i = 0; i < step_stage; ++i) {
-            const int octet = lane + 32 * i;
-            if (octet >= octets) continue;
-            float value[8];
-            for (int e = 0; e < 8; ++e) value[e] = normed ? row[i][e] * r * norm[8 * octet + e] : row[i][e];
-            store_octet(&x[token][8 * octet], Octet<T>::of(value));
-        }
-    }
-};
-
-/// Sources of x. Those that hold it put rows first ... of x into shared memory: prepare needs no input of the step, hold
-/// makes count rows and ends with a barrier.
-template <class T>
-struct RowSource {
-    static constexpr bool holds = false;
-    struct Shared {};
-    MatrixView<const T> x;
-    bool wide;
-
-    __device__ int width() const { return static_cast<int>(x.cols); }
-    __device__ Octet<T> octet(int token, int k) const {
-        return load_octet(token < x.rows ? x.row(token) : nullptr, k, width(), wide);
-    }
-};
-
-template <class T>
-struct MixSource {
-    static constexpr bool holds = true;
-    using Shared = StepRows<T>;
-    MatrixView<const T> candidate[most_step_candidates];
-    int count;
-    const float *gamma, *pi, *norm;
-    float mix_eps, eps;
-    bool wide;
-
-    __device__ int width() const { return static_cast<int>(candidate[0].cols); }
-    __device__ void prepare(Shared& shared) const {
-        const int size = width();
-        for (int k = static_cast<int>(threadIdx.x); k < round_up(size, 32); k += 32 * step_warps) {
-            shared.norm[k] = norm != nullptr && k < size ? norm[k] : 0.0f;
-            shared.slope[k] = count > 1 && k < size ? gamma[k] * pi[k] : 0.0f;
-        }
-        __syncthreads();
-    }
-    __device__ void hold(int first, int tokens, Shared& shared) const {
-        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, size = width();
-        if (count > 1) {
-            for (int pair = warp; pair < tokens * count; pair += step_warps) {
-                const int j = pair % count, token = pair / count;
-                const T* row = candidate[j].row(first + token);
-                Octet<T> v[step_stage];
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) v[i] = load_octet(row, 8 * (lane + 32 * i), size, wide);
-                float squares = 0, score = 0;
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    if (8 * (lane + 32 * i) >= size) continue;
-                    for (int e = 0; e < 8; ++e)
-                        squares += v[i][e] * v[i][e], score += v[i][e] * shared.slope[8 * (lane + 32 * i) + e];
-                }
-                squares = warp_sum(squares), score = warp_sum(score);
-                if (lane == 0)
-                    shared.score[token][j] = score / sqrtf(squares / static_cast<float>(size) + mix_eps);
-            }
-            __syncthreads();
-        }
-        if (warp < tokens) {
-            const float score = count == 1 ? 0.0f : lane < count ? shared.score[warp][lane] : -INFINITY;
-            float share = count == 1 ? 1.0f : expf(score - warp_max(score));
-            if (count > 1) share /= warp_sum(share);
-            float h[step_stage][8] = {};
-#pragma unroll 2
-            for (int j = 0; j < count; ++j) {
-                const float weight = __shfl_sync(0xffffffffu, share, j);
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v = load_octet(candidate[j].row(first + warp), 8 * (lane + 32 * i), size, wide);
-                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
-                }
-            }
-            shared.store(h, warp, size, norm != nullptr, eps);
-        }
-        __syncthreads();
-    }
-};
-
-template <class T>
-struct SumSource {
-    static constexpr bool holds = true;
-    using Shared = StepRows<T>;
-    MatrixView<const T> parts;
-    MatrixView<const float> weights;
-    const float* norm;
-    float eps;
-    bool wide;
-
-    __device__ int width() const { return static_cast<int>(parts.cols); }
-    __device__ void prepare(Shared& shared) const {
-        for (int k = static_cast<int>(threadIdx.x); k < round_up(width(), 32); k += 32 * step_warps)
-            shared.norm[k] = norm != nullptr && k < width() ? norm[k] : 0.0f;
-        __syncthreads();
-    }
-    __device__ void hold(int first, int tokens, Shared& shared) const {
-        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
-                  count = static_cast<int>(weights.cols);
-        if (warp < tokens) {
-            float h[step_stage][8] = {};
-#pragma unroll 2
-            for (int j = 0; j < count; ++j) {
-                const float weight = weights(first + warp, j);
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v =
-                        load_octet(parts.row(Index{first + warp} * count + j), 8 * (lane + 32 * i), width(), wide);
-                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
-                }
-            }
-            shared.store(h, warp, width(), norm != nullptr, eps);
-        }
-        __syncthreads();
-    }
-};
 
 /// What a kernel makes of x: products whose tiles stand one after another.
 template <class T>
@@ -230,34 +79,26 @@ struct StepKernel {
         }
     }
 
+    /// Adds the products of a group of eight tokens.
     template <class W>
-    __device__ void multiply(TileSums<W> (&sums)[groups], const Octet<W> (&w)[step_stage][2], const Tile& tile,
-                             int base) const {
-        const int second = second_width(tile), all = chunks() + ceil_div(second, 32);
+    __device__ void multiply(TileSums<W>& sums, const Octet<W> (&w)[step_stage][2], const Tile& tile, int base,
+                             int group) const {
+        const int second = second_width(tile), all = chunks() + ceil_div(second, 32),
+                  token = tile.first + 8 * group + lane.r;
+        Octet<T> x[step_stage];
 #pragma unroll
-        for (int g = 0; g < groups; ++g) {
-            const int token = tile.first + 8 * g + lane.r;
-            Octet<T> x[step_stage];
-#pragma unroll
-            for (int i = 0; i < step_stage; ++i) {
-                const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
-                x[i] = Octet<T>{};
-                if (chunk >= all) continue;
-                if (chunk >= chunks()) x[i] = work.second.octet(token, k - 32 * chunks());
-                else if constexpr (Source::holds) x[i] = load_octet<T>(shared.x[lane.r], k, step_width, true);
-                else x[i] = source.octet(token, k);
-            }
-#pragma unroll
-            for (int i = 0; i < step_stage; ++i)
-                if (base + step_warps * i + lane.warp < all) sums[g].add(w[i], x[i], lane, work.tokens - tile.first - 8 * g);
-            __syncwarp();  // and no loads of later groups before, which would take too many registers
+        for (int i = 0; i < step_stage; ++i) {
+            const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
+            x[i] = Octet<T>{};
+            if (chunk >= all) continue;
+            if (chunk >= chunks()) x[i] = work.second.octet(token, k - 32 * chunks());
+            else if constexpr (Source::holds) x[i] = load_octet<T>(shared.x[lane.r], k, step_width, true);
+            else x[i] = source.octet(token, k);
         }
-    }
-    template <class W>
-    __device__ void leave(TileSums<W> (&sums)[groups], const Tile& tile) const {
 #pragma unroll
-        for (int g = 0; g < groups; ++g) sums[g].store(parts[g][lane.warp], lane, work.tokens - tile.first - 8 * g);
-        __syncthreads();
+        for (int i = 0; i < step_stage; ++i)
+            if (base + step_warps * i + lane.warp < all) sums.add(w[i], x[i], lane, work.tokens - tile.first - 8 * group);
+        __syncwarp();  // no loads of the next group before: they would take too many registers
     }
 
     /// The element of a tile that is the thread's in turn.
@@ -303,17 +144,24 @@ struct StepKernel {
         }
     }
 
-    /// A tile of sigmoids.
+    /// A tile of sigmoids; its weights, of float, would take too many registers while x is made.
     __device__ void run_wide(const Tile& tile) const {
-        Octet<float> w[step_stage][2];
-        TileSums<float> sums[groups];
-        const int all = chunks();
-        for (int base = 0; base < all; base += step_warps * step_stage) {
-            load(w, tile, tile.product->wide, base);
-            if (base == 0) begin(), hold();
-            multiply(sums, w, tile, base);
+        const int all = chunks(), stage = step_warps * step_stage;
+        for (int k = 32 * static_cast<int>(threadIdx.x % 32); k < source.width(); k += 1024)
+            for (int row = 16 * tile.index + lane.warp; row < tile.product->rows && row < 16 * (tile.index + 1); row += 8)
+                prefetch(tile.product->wide + Index{row} * source.width() + k);
+        begin();
+        hold();
+        for (int g = 0; g < groups; ++g) {
+            TileSums<float> sums;
+            for (int base = 0; base < all; base += stage) {
+                Octet<float> w[step_stage][2];
+                load(w, tile, tile.product->wide, base);
+                multiply(sums, w, tile, base, g);
+            }
+            sums.store(parts[g][lane.warp], lane, work.tokens - tile.first - 8 * g);
         }
-        leave(sums, tile);
+        __syncthreads();
         finish(tile, 0.0f);
     }
     /// The block's tiles, one after another, the weights of the next under way while a tile is finished.
@@ -330,15 +178,20 @@ struct StepKernel {
         const int all = chunks() + ceil_div(second_width(tile), 32);
         for (;;) {
             TileSums<T> sums[groups];
-            multiply(sums, w, tile, 0);
+#pragma unroll
+            for (int g = 0; g < groups; ++g) multiply(sums[g], w, tile, 0, g);
             for (int base = step_warps * step_stage; base < all; base += step_warps * step_stage) {
                 load(w, tile, tile.product->w, base);
-                multiply(sums, w, tile, base);
+#pragma unroll
+                for (int g = 0; g < groups; ++g) multiply(sums[g], w, tile, base, g);
             }
             const Tile now = tile;
             item += static_cast<int>(gridDim.x);
             if (item < items) tile = tile_of(item), load(w, tile, tile.product->w, 0);
-            leave(sums, now);
+#pragma unroll
+            for (int g = 0; g < groups; ++g)
+                sums[g].store(parts[g][lane.warp], lane, work.tokens - now.first - 8 * g);
+            __syncthreads();
             finish(now, residual);
             if (item >= items) return;
             residual = residual_of(tile);
@@ -352,6 +205,7 @@ __global__ void __launch_bounds__(32 * step_warps, 2)
     step_products_kernel(const __grid_constant__ Source source, const __grid_constant__ StepWork<T> work) {
     __shared__ __align__(16) float parts[groups][step_warps][16][8];
     __shared__ __align__(16) typename Source::Shared shared;
+    let_next_begin();
     StepKernel<T, Source, groups>{source, work, shared, parts}.run();
 }
 
@@ -362,6 +216,7 @@ __global__ void __launch_bounds__(32 * step_warps)
     __shared__ __align__(16) typename Source::Shared shared;
     const int first = 2 * static_cast<int>(blockIdx.x), left = static_cast<int>(kept.rows) - first,
               tokens = left < 2 ? left : 2, width = source.width();
+    let_next_begin();
     source.prepare(shared);
     await_predecessor();
     source.hold(first, tokens, shared);
@@ -393,7 +248,9 @@ template <class T>
 void step_products(const Context<Cuda>& ctx, const StepInput<T>& in, std::initializer_list<StepProduct<T>> products,
                    SituBetas betas = SituBetas::swiglu()) {
     static_assert(std::is_same_v<accumulator_t<T>, float>, "kimik3: a step of few rows computes in float");
-    const Index inner = in.rows.rows > 0 ? in.rows.cols : in.parts.rows > 0 ? in.parts.cols : in.candidates.view[0].cols;
+    const Index inner = in.rows.rows > 0    ? in.rows.cols
+                        : in.parts.rows > 0 ? in.parts.cols
+                                            : in.candidates.view[0].cols;
     gpu::StepWork<T> work{.form = gpu::SituNumbers<float>(betas)};
     for (const StepProduct<T>& p : products) {
         const bool wide = p.wide.rows > 0;
