@@ -55,7 +55,7 @@ makefile=$build/Makefile
 {
     printf 'objects ='
     for source in tests/conformance/*.cu; do printf ' %s/%s.o' "$build" "$(basename "$source" .cu)"; done
-    printf '\n%s/conformance: $(objects)\n\tnvcc $(objects) -lcublas -o $@\n' "$build"
+    printf '\n%s/conformance: $(objects)\n\tnvcc $(objects) -lcublas -lcublasLt -o $@\n' "$build"
     for source in tests/conformance/*.cu; do
         object=$build/$(basename "$source" .cu).o
         printf '%s: %s\n\tnvcc %s -MD -MF %s.d -c %s -o $@\n-include %s.d\n' "$object" "$source" "${flags[*]}" "$object" "$source" "$object"

@@ -27,6 +27,21 @@ BOOST_AUTO_TEST_CASE(bf16_at_odd_and_even_sizes) {
                     }
 }
 
+BOOST_AUTO_TEST_CASE(bf16_with_many_rows) {
+    const Index m = 2100;
+    for (const auto& [n, k, gap] : {std::tuple<Index, Index, Index>{640, 320, 0}, {160, 72, 8}, {168, 70, 0},
+                                    {5, 64, 3}, {4352, 64, 0}})
+        for (const Add add : {Add::no, Add::yes}) {
+            Half a = Half::random(m, k, 1, 1, gap), bt = Half::random(n, k, 2, 1, gap),
+                 b = Half::random(k, n, 3, 1, gap);
+            Half c = add == Add::yes ? Half::random(m, n, 5, 1, gap) : Half(m, n, gap);
+            matmul_nt(cpu(), a.c(), bt.c(), c.c(), add), matmul_nt(cuda(), a.g(), bt.g(), c.g(), add);
+            check_same("nt", c);
+            matmul_nn(cpu(), a.c(), b.c(), c.c(), Add::no), matmul_nn(cuda(), a.g(), b.g(), c.g(), Add::no);
+            check_same("nn", c);
+        }
+}
+
 BOOST_AUTO_TEST_CASE(weight_gradients_of_many_rows_come_out_the_same_twice) {
     Half a = Half::random(4096, 96, 1, 1, 0), b = Half::random(4096, 160, 2, 1, 0);
     Both first = Both::zeros(96, 160), second = Both::zeros(96, 160);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kimik3/backend/backend.hpp"
+#include "kimik3/backend/cuda_products.cuh"
 #include "kimik3/core/dtype.hpp"
 
 namespace kimik3 {
@@ -125,6 +126,20 @@ public:
     cudaStream_t stream() const { return shared_->stream; }
     cublasHandle_t cublas() const { return shared_->cublas; }
     void synchronise() const { KIMIK3_CUDA(cudaStreamSynchronize(stream())); }
+
+    /// c = op(a) b + kept c by columns in bf16; false where cuBLAS has no kernel for the shape.
+    bool product(const detail::ProductShape& shape, const void* a, const void* b, float kept, void* c) const {
+        const auto [place, is_new] = shared_->plans.try_emplace(shape);
+        const Index bytes = shared_->products.bytes();
+        if (is_new) place->second = detail::plan_product(cublas(), shape, to_size(bytes));
+        detail::ProductPlan& plan = place->second;
+        if (!plan.exists) return false;
+        const float one = 1.0f;
+        KIMIK3_CUDA(cublasLtMatmul(reinterpret_cast<cublasLtHandle_t>(cublas()), &plan.product, &one, a, &plan.a, b,
+                                   &plan.b, &kept, c, &plan.c, c, &plan.c, &plan.algorithm, shared_->products.data(),
+                                   to_size(bytes), stream()));
+        return true;
+    }
 
     /// The GPU's name.
     const std::string& name() const { return shared_->name; }
@@ -295,6 +310,7 @@ private:
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
         DeviceMemory products;  // cuBLAS's own scratch
+        std::map<detail::ProductShape, detail::ProductPlan> plans;
         DeviceMemory scratch[5];
         std::list<Description> descriptions;  // the last used first
         Index sent = 0;

@@ -1,11 +1,13 @@
 #pragma once
 // One place where a sublayer reads the depth history (spec 4): h = mix of the stored endpoints and the running prefix,
-// scored by this site's norm and proj. Three sites exist: before attention, before the feed-forward, before the head.
+// scored by this site's norm and proj; then the norm of the reader. Three sites exist: before attention, before the
+// feed-forward, before the head.
 // With config.attn_res off, or before the first endpoint is stored, h is the prefix itself.
 
 #include "kimik3/config/model_config.hpp"
 #include "kimik3/ops/add.hpp"
 #include "kimik3/ops/attn_res.hpp"
+#include "kimik3/ops/rms_norm.hpp"
 #include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
@@ -42,7 +44,7 @@ struct AttnResSite {
     using Grads = ParamsOf;
 
     struct Saved {
-        MatrixView<T> h;     // [N, M] what was read
+        MatrixView<T> h;     // [N, M] what was read, where the backend keeps it
         MatrixView<A> p, r;  // [N, J] weights and inverse root mean squares of the J candidates
 
         static Saved bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
@@ -52,21 +54,28 @@ struct AttnResSite {
         }
     };
 
-    /// Returns h (RES-2): saved.h, or the prefix where there is nothing to mix.
-    static MatrixView<const T> forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p,
-                                       const Residuals<const T>& residuals, Saved& s) {
-        if (!mixes(c, residuals.endpoints.count + 1)) return residuals.prefix;
-        attn_res_forward(ctx, with_prefix(residuals), p.norm, p.proj, c.rms_norm_eps, s.h, s.p, s.r);
-        return s.h;
+    /// normed = RMSNorm(h; norm) of what is read, r [N] its inverse root mean squares. (RES-2)
+    static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, VectorView<A> norm,
+                        const Residuals<const T>& residuals, MatrixView<T> normed, VectorView<A> r, Saved& s) {
+        if (!mixes(c, residuals.endpoints.count + 1))
+            return rms_norm_forward(ctx, residuals.prefix, norm, c.rms_norm_eps, normed, r);
+        attn_res_norm_forward(ctx, with_prefix(residuals), p.norm, p.proj, c.rms_norm_eps, norm, c.rms_norm_eps, s.h,
+                              normed, s.p, s.r, r);
     }
 
-    /// Adds the gradient of everything that was read into gradients: dh is d loss / d h.
+    /// Adds the gradient of everything that was read into gradients, and that of norm to dnorm; dh is scratch. The
+    /// gradients of the first left.count endpoints may be left to the site which is given left as taken.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
-                         const Residuals<const T>& residuals, MatrixView<const T> dh, const Residuals<T>& gradients,
-                         Saved& s) {
-        if (!mixes(c, residuals.endpoints.count + 1)) return add_to(ctx, dh, gradients.prefix);
-        attn_res_backward(ctx, dh, with_prefix(residuals), p.norm, p.proj, s.p, s.r, s.h, with_prefix(gradients),
-                          g.norm, g.proj);
+                         VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
+                         MatrixView<const T> dnormed, VectorView<A> r, MatrixView<T> dh,
+                         const Residuals<T>& gradients, Saved& s, const AttnResLater<T>& taken,
+                         AttnResLater<T>& left) {
+        if (!mixes(c, residuals.endpoints.count + 1)) {
+            rms_norm_backward(ctx, dnormed, residuals.prefix, norm, r, dh, dnorm);
+            return add_to(ctx, dh, gradients.prefix);
+        }
+        attn_res_norm_backward(ctx, dnormed, with_prefix(residuals), p.norm, p.proj, norm, s.p, s.r, r, s.h,
+                               with_prefix(gradients), g.norm, g.proj, dnorm, dh, taken, left);
     }
 
     /// What a decoding step reads here: the candidates, and how they are mixed.

@@ -11,7 +11,6 @@
 #include "kimik3/layers/kda.hpp"
 #include "kimik3/layers/latent_moe.hpp"
 #include "kimik3/layers/mla.hpp"
-#include "kimik3/ops/rms_norm.hpp"
 
 namespace kimik3 {
 
@@ -54,9 +53,15 @@ struct Depth {
 template <class T>
 struct BlockScratch {
     MatrixView<T> dnormed, dh;  // [N, M]
+    AttnResLater<T> later;      // room for what the read of the feed-forward leaves to that of attention
 
     static BlockScratch bind(Arena& arena, const ModelConfig& c, Index tokens) {
-        return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size)};
+        const Index endpoints = Depth::of(c, c.num_layers).endpoints;
+        BlockScratch s{arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size), {}};
+        if (!c.attn_res) return s;
+        s.later.dh = arena.matrix<T>(tokens, c.hidden_size);
+        s.later.slope = arena.matrix<accumulator_t<T>>(tokens, endpoints);
+        return s;
     }
 };
 
@@ -67,19 +72,17 @@ struct SavedRead {
     using Site = AttnResSite<Backend, T>;
 
     typename Site::Saved site;
-    VectorView<A> r;        // [N] of the norm
-    MatrixView<T> normed;   // [N, M]
-    MatrixView<const T> h;  // [N, M] the norm's input: site.h or the prefix
+    VectorView<A> r;       // [N] of the norm
+    MatrixView<T> normed;  // [N, M]
 
     static SavedRead bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
         return {Site::Saved::bind(arena, c, tokens, candidates), arena.vector<A>(tokens),
-                arena.matrix<T>(tokens, c.hidden_size), {}};
+                arena.matrix<T>(tokens, c.hidden_size)};
     }
 
     void forward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p, VectorView<A> norm,
                  const Residuals<const T>& residuals) {
-        h = Site::forward(ctx, c, p, residuals, site);
-        rms_norm_forward(ctx, h, norm, c.rms_norm_eps, normed, r);
+        Site::forward(ctx, c, p, norm, residuals, normed, r, site);
     }
 
     /// The same read as the input of a decoding step's products. keep: they leave normed behind.
@@ -91,12 +94,13 @@ struct SavedRead {
         return in;
     }
 
-    /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch.
+    /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch. taken and left:
+    /// see AttnResSite.
     void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p,
                   typename Site::Grads& g, VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
-                  MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients) {
-        rms_norm_backward(ctx, dnormed, h, norm, r, dh, dnorm);
-        Site::backward(ctx, c, p, g, residuals, dh, gradients, site);
+                  MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients,
+                  const AttnResLater<T>& taken, AttnResLater<T>& left) {
+        Site::backward(ctx, c, p, g, norm, dnorm, residuals, dnormed, r, dh, gradients, site, taken, left);
     }
 };
 
@@ -210,14 +214,17 @@ struct BlockLayer {
         if constexpr (routes) FeedForward::count(ctx, p.feed_forward, s.feed_forward, counted, balance);
         FeedForward::backward(ctx, c, p.feed_forward, g.feed_forward, seq, s.ffn_read.normed, gradients.prefix,
                               scratch.dnormed, s.feed_forward);
+        AttnResLater<T> later = scratch.later, nothing;
+        later.count = residuals.endpoints.count;
         s.ffn_read.backward(ctx, c, p.mlp_res, g.mlp_res, p.post_attention_layernorm, g.post_attention_layernorm,
-                            after_attention, scratch.dnormed, scratch.dh, gradients);
+                            after_attention, scratch.dnormed, scratch.dh, gradients, nothing, later);
 
         Attention::backward(ctx, c, p.attention, g.attention, seq, s.attention_read.normed, gradients.prefix,
                             scratch.dnormed, s.attention);
         if (depth.opens_block) gradients.prefix = gradients.endpoints.view[--gradients.endpoints.count];
         s.attention_read.backward(ctx, c, p.self_attention_res, g.self_attention_res, p.input_layernorm,
-                                  g.input_layernorm, residuals, scratch.dnormed, scratch.dh, gradients);
+                                  g.input_layernorm, residuals, scratch.dnormed, scratch.dh, gradients, later,
+                                  nothing);
     }
 };
 

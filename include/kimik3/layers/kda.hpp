@@ -77,8 +77,8 @@ struct KdaLayer {
         MatrixView<T> q, k, v;           // [N, P] after it -> their gradients, then those of q_in, k_in, v_in
         MatrixView<T> f_low;             // [N, R] W_fa x -> its gradient
         MatrixView<T> z;                 // [N, P]
-        MatrixView<T> b;                 // [N, H] -> its gradient
-        MatrixView<A> states;            // [chunks, H D D]
+        MatrixView<T> b;                 // [N, H] -> its gradient; zeros follow, so that products take multiples of 8
+        MatrixView<T> states;            // [chunks, H D D]
         MatrixView<T> o;                 // [N, P] -> the gradient of z
         MatrixView<A> o_r;               // [N, H] of o_norm
         MatrixView<T> g_low;             // [N, S] W_ga x, output gate of rank S only -> its gradient
@@ -99,13 +99,14 @@ struct KdaLayer {
         // side by side, as their weights lie, for one product
         const Index inner = c.kda_width(), gate = full_rank_gate(c) ? inner : 0,
                     low = low_rank_gate(c) ? Index{c.kda_output_gate_rank} : 0;
-        const auto of_x = arena.columns<T>(tokens, {inner, inner, inner, gate, c.kda_gate_rank, low, heads});
+        const auto of_x =
+            arena.columns<T>(tokens, {inner, inner, inner, gate, c.kda_gate_rank, low, round_up(heads, row_unit)});
         s.q_in = of_x[0], s.k_in = of_x[1], s.v_in = of_x[2];
         s.gate = low_rank_gate(c) ? wide() : of_x[3];
-        s.f_low = of_x[4], s.g_low = of_x[5], s.b = of_x[6];
+        s.f_low = of_x[4], s.g_low = of_x[5], s.b = of_x[6].middle_cols(0, heads);
         const auto convolved = arena.columns<T>(tokens, {inner, inner, inner});
         s.q = convolved[0], s.k = convolved[1], s.v = convolved[2];
-        s.states = arena.matrix<A>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
+        s.states = arena.matrix<T>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
         if constexpr (fused) return s;
         for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
@@ -141,13 +142,13 @@ struct KdaLayer {
         State& kept = state != nullptr ? *state : none;
         // (KDA-1)
         linear_forward(ctx, x, {{p.q_proj, s.q_in}, {p.k_proj, s.k_in}, {p.v_proj, s.v_in}, {p.g_proj, s.gate},
-                                {p.f_a_proj, s.f_low}, {p.g_a_proj, s.g_low}, {p.b_proj, s.b}});
+                                {p.f_a_proj, s.f_low}, {p.g_a_proj, s.g_low}, {with_padding(p.b_proj), padded(s.b)}});
         short_conv_forward(ctx, seq, s.q_in, p.q_conv1d, kept.q_window, s.q, kept.q_window);
         short_conv_forward(ctx, seq, s.k_in, p.k_conv1d, kept.k_window, s.k, kept.k_window);
         short_conv_forward(ctx, seq, s.v_in, p.v_conv1d, kept.v_window, s.v, kept.v_window);
         linear_forward(ctx, s.f_low, p.f_b_proj, s.z);
         // (KDA-9)
-        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<A>{});
+        attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<T>{});
         if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
@@ -193,11 +194,13 @@ struct KdaLayer {
         linear_backward(ctx,
                         {{s.q, p.q_proj, g.q_proj}, {s.k, p.k_proj, g.k_proj}, {s.v, p.v_proj, g.v_proj},
                          {s.gate, p.g_proj, g.g_proj}, {s.f_low, p.f_a_proj, g.f_a_proj},
-                         {s.g_low, p.g_a_proj, g.g_a_proj}, {s.b, p.b_proj, g.b_proj}},
+                         {s.g_low, p.g_a_proj, g.g_a_proj},
+                         {padded(s.b), with_padding(p.b_proj), with_padding(g.b_proj)}},
                         x, dx, Add::no);
     }
 
 private:
+    static MatrixView<T> padded(MatrixView<T> b) { return {b.data, b.rows, round_up(b.cols, row_unit), b.stride}; }
     static bool full_rank_gate(const ModelConfig& c) { return c.kda_output_gate && c.kda_output_gate_rank == 0; }
     static bool low_rank_gate(const ModelConfig& c) { return c.kda_output_gate && c.kda_output_gate_rank > 0; }
     static Index state_size(const ModelConfig& c) { return Index{c.kda_width()} * c.kda_head_dim; }
@@ -220,7 +223,7 @@ private:
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
-                       Saved& s, MatrixView<A> kept, MatrixView<A> states) {
+                       Saved& s, MatrixView<A> kept, MatrixView<T> states) {
         if constexpr (fused) {
             kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
         } else {

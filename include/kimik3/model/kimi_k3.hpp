@@ -259,6 +259,9 @@ private:
 
     /// Lays out the activations of a pass, with new memory only where the old is too small.
     void lay_out(const Sequences& sequences, Pass pass) {
+        const Index step = pass == Pass::inference && sequences.single() ? sequences.count() : 0;
+        if (step > 0 && step == step_laid_out_) return;
+        step_laid_out_ = step;
         const Index bytes = measure(sequences, pass);
         if (bytes > memory_.size()) {
             memory_ = {};
@@ -369,8 +372,10 @@ private:
         clear(ctx_, acts_.zeroed);
         clear(ctx_, acts_.gradients.prefix);
         Residuals<T> gradients = acts_.gradients;
+        AttnResLater<T> nothing;
         acts_.output.backward(ctx_, config, params_.output_attn_res, grads_.output_attn_res, params_.norm, grads_.norm,
-                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
+                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients, nothing,
+                              nothing);
         static_for_reverse<layers>([&](auto layer) { backward_layer<layer>(gradients); });
         embedding_backward(ctx_, acts_.tokens, gradients.prefix, grads_.embed_tokens);
     }
@@ -448,6 +453,7 @@ private:
     Buffer<T, Backend> logits_, last_;
     Buffer<Index, Backend> places_;
     Repeated<Backend> steps_;
+    Index step_laid_out_ = 0;  // sequences of the decoding step that acts_ was laid out for, or 0
 };
 
 }  // namespace kimik3

@@ -54,12 +54,15 @@ public:
 protected:
     explicit FieldWalk(ParameterTable* table) : table_(table) {}
 
-    /// The offset of a field, which begins at a multiple of 64 bytes of float; the table gets its tensors.
+    /// The offset of a field, which begins at a multiple of 64 bytes of float; a matrix has zeros below it (row_unit).
+    /// The table gets its tensors.
     [[gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape, const FieldRule& rule) {
         const Index begin = offset_;
         Index count = 1;
         for (const Index extent : shape) count *= extent;
-        offset_ += round_up(count * (std::max)(Index{1}, experts), alignment_bytes / static_cast<Index>(sizeof(float)));
+        Index all = count * (std::max)(Index{1}, experts);
+        if (shape.size() == 2) all = round_up(all, row_unit * shape.begin()[1]);
+        offset_ += round_up(all, alignment_bytes / static_cast<Index>(sizeof(float)));
         if (table_ == nullptr) return begin;
         if (experts == 0) table_->add(prefix_ + std::string(name), shape, rule, begin, 0);
         const std::size_t mark = name.find("{}");

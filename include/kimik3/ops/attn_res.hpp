@@ -7,11 +7,17 @@
 //     ds_j = p_j (dh . v_j - dh . h),  dv_j += p_j dh + ds_j r_j (w - v_j (v_j . w) r_j^2 / D),
 //     dw = sum over tokens and j of ds_j r_j v_j,  dgamma += dw pi,  dpi += dw gamma   (RES-5)
 // Gradients of candidates are added, since an endpoint is read many times. Sums in accumulator_t<T>.
+//   attn_res_norm_forward (ctx, candidates, gamma, pi, eps, w [D], norm_eps, h [N, D], y [N, D], p, r, norm_r [N])
+//   attn_res_norm_backward(ctx, dy, candidates, gamma, pi, w, p, r, norm_r, h, dcandidates, dgamma, dpi, dw, dh [N, D],
+//                          taken, left)
+//     the same with the RMSNorm that follows, y = RMSNorm(h; w): dw is added to. h is handed from forward to backward,
+//     dh is scratch; a backend with a kernel of its own may leave both as they are. left, taken: see AttnResLater
 
 #include <type_traits>
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/core/dtype.hpp"
+#include "kimik3/ops/rms_norm.hpp"
 #include "kimik3/tensor/view.hpp"
 
 namespace kimik3 {
@@ -30,6 +36,19 @@ struct Candidates {
     }
 };
 
+/// Part of a backward that is left to another one, of a site that reads the same first count candidates and has the same
+/// eps: the gradients of those candidates, which need to be read and written once then. On the way in left says how
+/// many may be left and where dh [N, D] and slope [N, count] have room; on the way out how many were: a backend may add
+/// all of them at once. taken is what another backward left.
+template <class T>
+struct AttnResLater {
+    Index count = 0;
+    MatrixView<T> dh;
+    MatrixView<accumulator_t<T>> slope;  // ds_j r_j
+    MatrixView<const accumulator_t<T>> p;
+    VectorView<const accumulator_t<T>> gamma, pi;
+};
+
 template <class Backend>
 void attn_res_forward(const Context<Backend>&, ...) {
     static_assert(
@@ -41,6 +60,31 @@ void attn_res_backward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
                   "kimik3: attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi) has no "
                   "overload for these arguments");
+}
+
+template <class Backend, class T>
+void attn_res_norm_forward(const Context<Backend>& ctx, const std::type_identity_t<Candidates<const T>>& candidates,
+                           InVector<accumulator_t<T>> gamma, InVector<accumulator_t<T>> pi, double eps,
+                           InVector<accumulator_t<T>> w, double norm_eps, MatrixView<T> h,
+                           std::type_identity_t<Out<T>> y, std::type_identity_t<Out<accumulator_t<T>>> p,
+                           std::type_identity_t<Out<accumulator_t<T>>> r, OutVector<accumulator_t<T>> norm_r) {
+    attn_res_forward(ctx, candidates, gamma, pi, eps, h, p, r);
+    rms_norm_forward(ctx, h, w, norm_eps, y, norm_r);
+}
+
+template <class Backend, class T>
+void attn_res_norm_backward(const Context<Backend>& ctx, In<T> dy,
+                            const std::type_identity_t<Candidates<const T>>& candidates,
+                            InVector<accumulator_t<T>> gamma, InVector<accumulator_t<T>> pi,
+                            InVector<accumulator_t<T>> w, In<accumulator_t<T>> p, In<accumulator_t<T>> r,
+                            InVector<accumulator_t<T>> norm_r, MatrixView<T> h, const Candidates<T>& dcandidates,
+                            OutVector<accumulator_t<T>> dgamma, OutVector<accumulator_t<T>> dpi,
+                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh,
+                            const std::type_identity_t<AttnResLater<T>>& taken, AttnResLater<T>& left) {
+    require(taken.count == 0, "attn_res: nothing was left");
+    left.count = 0;
+    rms_norm_backward(ctx, dy, h, w, norm_r, dh, dw);
+    attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi);
 }
 
 }  // namespace kimik3

@@ -6,9 +6,9 @@
 //   kda_fused_forward (ctx, seq, KdaFusedForm, KdaRawInput, o [N, H V], final [slots, H K V], states [chunks, H K V])
 //   kda_fused_backward(ctx, seq, KdaFusedForm, KdaRawInput, states, d_o [N, H V], dfinal, KdaRawGradient)
 // final, states and dfinal may have no rows; final may be the input's initial. o has zeros in rows after the last
-// sequence. Backward needs nothing but states: it recomputes a chunk at a time in one reverse pass. dq, dk, dv and db
-// may take the place of q, k, v and b; dz may not be z. A single token of a sequence that goes on takes the recurrent
-// step.
+// sequence. Backward needs nothing but states, which have the type of activations, and on the GPU in bf16 an order of
+// their own: it recomputes a chunk at a time in one reverse pass. dq, dk, dv and db may take the place of q, k, v and b;
+// dz may not be z. A single token of a sequence that goes on takes the recurrent step.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/ops/kda_operands.hpp"

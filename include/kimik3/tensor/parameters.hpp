@@ -56,6 +56,14 @@ struct FieldRule {
 ///       experts matrices [rows, cols] one below the other; "{}" in the name stands for the expert
 ///   visit.within(prefix)                               while the result lives, names have the prefix before them
 
+/// Below a matrix of the flat arrays stand rows of zeros, so many that the number of rows is a multiple of this, which
+/// products on tensor cores ask for. with_padding(m): the matrix and these rows.
+inline constexpr Index row_unit = 8;
+template <class T>
+constexpr MatrixView<T> with_padding(MatrixView<T> m) {
+    return {m.data, round_up(m.rows, row_unit), m.cols, m.stride};
+}
+
 /// One tensor of the checkpoint and its place in the flat parameter array.
 struct ParameterInfo {
     std::string name;          // as in the released checkpoint, "model.layers.3.self_attn.q_proj.weight"

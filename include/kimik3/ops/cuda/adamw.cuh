@@ -42,15 +42,23 @@ __global__ void __launch_bounds__(block_threads)
     const bool packed = holds_packs(g) && holds_packs(w) && holds_packs(m) && holds_packs(v) &&
                         reinterpret_cast<std::uintptr_t>(copy) % sizeof(C) == 0;
     const Index packs = packed ? piece.count / P::size : 0;
+    struct Packs {
+        P gradient, weight, mean, square;
+    };
+    const auto load = [&](Index i) {
+        return Packs{load_pack<P>(g, i), load_pack<P>(w, i), load_pack<P>(m, i), load_pack<P>(v, i)};
+    };
+    Packs next{};
+    if (threadIdx.x < packs) next = load(threadIdx.x);
     for (Index i = threadIdx.x; i < packs; i += blockDim.x) {
-        const P gradient = load_pack<P>(g, i);
-        P weight = load_pack<P>(w, i), mean = load_pack<P>(m, i), square = load_pack<P>(v, i);
+        Packs now = next;
+        if (i + blockDim.x < packs) next = load(i + blockDim.x);  // on its way while this one is computed
         C rounded;
         for (int j = 0; j < P::size; ++j) {
-            step(gradient.at[j], weight.at[j], mean.at[j], square.at[j]);
-            rounded.at[j] = static_cast<bf16>(static_cast<float>(weight.at[j]));
+            step(now.gradient.at[j], now.weight.at[j], now.mean.at[j], now.square.at[j]);
+            rounded.at[j] = static_cast<bf16>(static_cast<float>(now.weight.at[j]));
         }
-        store_pack(w, i, weight), store_pack(m, i, mean), store_pack(v, i, square);
+        store_pack(w, i, now.weight), store_pack(m, i, now.mean), store_pack(v, i, now.square);
         if (copy != nullptr) store_pack(copy, i, rounded);
     }
     for (Index i = packs * P::size + threadIdx.x; i < piece.count; i += blockDim.x) {

@@ -1,9 +1,9 @@
 #pragma once
-// AttnRes on the GPU: a team a token. Backward keeps each token's slopes in scratch memory, from which dw is summed
-// over the tokens.
+// AttnRes on the GPU, by the kernels of attn_res_rows.cuh where they take the shapes. The plain form has a team a
+// token; its backward keeps each token's slopes in scratch memory, from which dw is summed over the tokens.
 
-#include "kimik3/ops/attn_res.hpp"
-#include "kimik3/ops/cuda/launch.cuh"
+#include "kimik3/ops/cuda/attn_res_rows.cuh"
+#include "kimik3/ops/cuda/rms_norm.cuh"
 
 namespace kimik3 {
 namespace gpu {
@@ -12,6 +12,110 @@ template <class T>
 void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
     require(candidates.count >= 1, "attn_res mixes at least one candidate");
     for (Index j = 0; j < candidates.count; ++j) require_shape("attn_res: candidate", candidates.view[j], rows, cols);
+}
+
+template <class T>
+void check_weights(Index width, VectorView<const T> gamma, VectorView<const T> pi) {
+    require_size("attn_res: gamma", gamma, width);
+    require_size("attn_res: pi", pi, width);
+}
+
+/// Whether the kernel of rows was started. With the norm y has rows; h may have none.
+template <bool normed, class T>
+bool attn_res_rows_forward(const Context<Cuda>& ctx, const Candidates<const T>& candidates,
+                           const AttnResWeights<accumulator_t<T>>& weights, double eps, double norm_eps,
+                           MatrixView<T> h, MatrixView<T> y, MatrixView<accumulator_t<T>> p,
+                           MatrixView<accumulator_t<T>> r, VectorView<accumulator_t<T>> norm_r) {
+    using A = accumulator_t<T>;
+    if (sizeof(T) > 4 || !few_in_eights<const T>(candidates) || !in_eights<T>({h, y}) ||
+        !in_eights<const A>({weights.norm}))
+        return false;
+    return split_row(candidates.view[0].cols, [&](auto lanes, auto vectors) {
+        if constexpr (sizeof(T) <= 4) {
+            constexpr auto kernel = attn_res_forward_kernel<T, lanes, vectors, normed>;
+            static const Index most = resident_blocks(kernel, attn_res_threads);
+            const Index blocks = (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes));
+            kernel<<<exact_grid(blocks), attn_res_threads, 0, ctx.stream()>>>(
+                FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y, p, r,
+                norm_r);
+            check_launch();
+        }
+    });
+}
+
+/// The sums that the blocks of backward left: count rows of the width's slope_j v_j, then as many of dw's.
+template <class A>
+struct AttnResParts {
+    A* data = nullptr;
+    Index count = 0;
+};
+
+/// No parts where the shapes ask for the plain form.
+template <bool normed, class T>
+AttnResParts<accumulator_t<T>> attn_res_rows_backward(
+    const Context<Cuda>& ctx, MatrixView<const T> dy, const Candidates<const T>& candidates,
+    const AttnResWeights<accumulator_t<T>>& weights, MatrixView<const accumulator_t<T>> p,
+    MatrixView<const accumulator_t<T>> r, VectorView<const accumulator_t<T>> norm_r, MatrixView<const T> h,
+    const Candidates<T>& gradients, const AttnResLater<T>& taken, const AttnResLater<T>& left) {
+    using A = accumulator_t<T>;
+    const Index width = dy.cols, bytes = attn_res_backward_bytes<T>(width, candidates.count, taken.count > 0);
+    AttnResParts<A> parts;
+    if (width > 768 || bytes > 200 * 1024 || !few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) ||
+        !in_eights<const T>({dy, h, taken.dh, left.dh}) || !in_eights<const A>({weights.norm}))
+        return parts;
+    const auto launch = [&](auto vectors, auto takes) {
+        constexpr auto kernel = attn_res_backward_kernel<T, vectors, normed, takes>;
+        constexpr int threads = 32 * attn_res_warps;
+        allow_shared_memory(kernel, bytes);
+        parts.count = (std::min)(resident_blocks(kernel, threads, bytes), ceil_div(dy.rows, attn_res_warps));
+        parts.data = ctx.workspace<A>(Scratch::sums, 2 * parts.count * width);
+        kernel<<<exact_grid(parts.count), threads, to_size(bytes), ctx.stream()>>>(
+            dy, FewCandidates<const T>(candidates), weights, p, r, norm_r, h, FewCandidates<T>(gradients), taken, left,
+            parts.data, parts.data + parts.count * width);
+        check_launch();
+    };
+    const auto with_vectors = [&](auto takes) {
+        if (width <= 256) launch(Constant<1>{}, takes);
+        else launch(Constant<3>{}, takes);
+    };
+    if constexpr (normed) {
+        if (taken.count > 0) return with_vectors(std::true_type{}), parts;
+    }
+    with_vectors(std::false_type{});
+    return parts;
+}
+
+/// dgamma and dpi from what the blocks left.
+template <class A>
+void add_attn_res_sums(const Context<Cuda>& ctx, AttnResParts<A> parts, VectorView<const A> gamma,
+                       VectorView<const A> pi, VectorView<A> dgamma, VectorView<A> dpi) {
+    sum_parts(ctx, parts.data, parts.count, gamma.size, [=] __device__(Index c, A sum) {
+        dgamma[c] += sum * pi[c];
+        dpi[c] += sum * gamma[c];
+    });
+}
+
+/// The gradients of candidates that another backward left, in plain form.
+template <class T>
+void add_taken(const Context<Cuda>& ctx, const Candidates<const T>& candidates,
+               MatrixView<const accumulator_t<T>> r, const AttnResLater<T>& taken, const Candidates<T>& dcandidates) {
+    using A = accumulator_t<T>;
+    const Candidates<const T> all = candidates;
+    const Candidates<T> gradients = dcandidates;
+    const Index width = taken.dh.cols;
+    for_rows(ctx, taken.dh.rows, width, [=] __device__(Index n, Team team) {
+        for (Index j = 0; j < taken.count; ++j) {
+            const T* v = all.view[j].row(n);
+            T* dv = gradients.view[j].row(n);
+            A w_v = A(0);
+            for (Index c = team.rank; c < width; c += team.size) w_v += taken.gamma[c] * taken.pi[c] * v[c];
+            const A slope = taken.slope(n, j),
+                    along_v = slope * team.sum(w_v) * r(n, j) * r(n, j) / static_cast<A>(width);
+            for (Index c = team.rank; c < width; c += team.size)
+                dv[c] = static_cast<T>(dv[c] + (taken.p(n, j) * taken.dh(n, c) + slope * taken.gamma[c] * taken.pi[c] -
+                                                along_v * v[c]));
+        }
+    });
 }
 
 }  // namespace gpu
@@ -23,10 +127,12 @@ void attn_res_forward(const Context<Cuda>& ctx, const std::type_identity_t<Candi
     using A = accumulator_t<T>;
     const Index width = h.cols, count = candidates.count;
     gpu::check_candidates(candidates, h.rows, width);
-    require_size("attn_res: gamma", gamma, width);
-    require_size("attn_res: pi", pi, width);
+    gpu::check_weights<A>(width, gamma, pi);
     require_shape("attn_res: p", p, h.rows, count);
     require_shape("attn_res: r", r, h.rows, count);
+    if (h.rows == 0 ||
+        gpu::attn_res_rows_forward<false, T>(ctx, candidates, {gamma, pi, {}}, eps, 0.0, h, {}, p, r, {}))
+        return;
     const Candidates<const T> all = candidates;
     gpu::for_rows(ctx, h.rows, width, [=] __device__(Index n, gpu::Team team) {
         A highest = -INFINITY;
@@ -70,10 +176,14 @@ void attn_res_backward(const Context<Cuda>& ctx, In<T> dh, const std::type_ident
     require_shape("attn_res: h", h, rows, width);
     require_shape("attn_res: p", p, rows, count);
     require_shape("attn_res: r", r, rows, count);
-    require_size("attn_res: gamma", gamma, width);
-    require_size("attn_res: pi", pi, width);
+    gpu::check_weights<A>(width, gamma, pi);
     require_size("attn_res: dgamma", dgamma, width);
     require_size("attn_res: dpi", dpi, width);
+    if (rows == 0) return;
+    if (const auto parts = gpu::attn_res_rows_backward<false, T>(ctx, dh, candidates, {gamma, pi, {}}, p, r, {}, h,
+                                                                 dcandidates, {}, {});
+        parts.count > 0)
+        return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi);
     const MatrixView<A> slope(ctx.workspace<A>(Scratch::operation, rows * count), rows, count);
     const Candidates<const T> all = candidates;
     const Candidates<T> gradients = dcandidates;
@@ -107,6 +217,69 @@ void attn_res_backward(const Context<Cuda>& ctx, In<T> dh, const std::type_ident
             dgamma[c] += sum * pi[c];
             dpi[c] += sum * gamma[c];
         });
+}
+
+template <class T>
+void attn_res_norm_forward(const Context<Cuda>& ctx, const std::type_identity_t<Candidates<const T>>& candidates,
+                           InVector<accumulator_t<T>> gamma, InVector<accumulator_t<T>> pi, double eps,
+                           InVector<accumulator_t<T>> w, double norm_eps, MatrixView<T> h,
+                           std::type_identity_t<Out<T>> y, std::type_identity_t<Out<accumulator_t<T>>> p,
+                           std::type_identity_t<Out<accumulator_t<T>>> r, OutVector<accumulator_t<T>> norm_r) {
+    using A = accumulator_t<T>;
+    const Index rows = y.rows, width = y.cols;
+    gpu::check_candidates(candidates, rows, width);
+    gpu::check_weights<A>(width, gamma, pi);
+    require_size("attn_res: w", w, width);
+    require_size("attn_res: norm_r", norm_r, rows);
+    require_shape("attn_res: p", p, rows, candidates.count);
+    require_shape("attn_res: r", r, rows, candidates.count);
+    if (rows == 0 ||
+        gpu::attn_res_rows_forward<true, T>(ctx, candidates, {gamma, pi, w}, eps, norm_eps, {}, y, p, r, norm_r))
+        return;
+    attn_res_forward(ctx, candidates, gamma, pi, eps, h, p, r);
+    rms_norm_forward(ctx, h, w, norm_eps, y, norm_r);
+}
+
+template <class T>
+void attn_res_norm_backward(const Context<Cuda>& ctx, In<T> dy,
+                            const std::type_identity_t<Candidates<const T>>& candidates,
+                            InVector<accumulator_t<T>> gamma, InVector<accumulator_t<T>> pi,
+                            InVector<accumulator_t<T>> w, In<accumulator_t<T>> p, In<accumulator_t<T>> r,
+                            InVector<accumulator_t<T>> norm_r, MatrixView<T> h, const Candidates<T>& dcandidates,
+                            OutVector<accumulator_t<T>> dgamma, OutVector<accumulator_t<T>> dpi,
+                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh,
+                            const std::type_identity_t<AttnResLater<T>>& taken, AttnResLater<T>& left) {
+    using A = accumulator_t<T>;
+    const Index rows = dy.rows, width = dy.cols, count = candidates.count;
+    gpu::check_candidates(candidates, rows, width);
+    gpu::check_candidates(dcandidates, rows, width);
+    gpu::check_weights<A>(width, gamma, pi);
+    require_size("attn_res: w", w, width);
+    require_size("attn_res: norm_r", norm_r, rows);
+    require_size("attn_res: dw", dw, width);
+    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
+            dcandidates.count);
+    if (rows == 0) return;
+    if (const auto parts = gpu::attn_res_rows_backward<true, T>(ctx, dy, candidates, {gamma, pi, w}, p, r, norm_r, {},
+                                                                dcandidates, taken, left);
+        parts.count > 0) {
+        left.p = p, left.gamma = gamma, left.pi = pi;
+        gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi);
+        return gpu::sum_parts(ctx, parts.data + parts.count * width, parts.count, width,
+                              [=] __device__(Index c, A sum) { dw[c] += sum; });
+    }
+    left.count = 0;
+    if (taken.count > 0) gpu::add_taken<T>(ctx, candidates, r, taken, dcandidates);
+    const Candidates<const T> all = candidates;  // forward may have left h as it was
+    gpu::for_rows(ctx, rows, width, [=] __device__(Index n, gpu::Team team) {
+        for (Index c = team.rank; c < width; c += team.size) {
+            A mix = A(0);
+            for (Index j = 0; j < count; ++j) mix += p(n, j) * all.view[j](n, c);
+            h(n, c) = static_cast<T>(mix);
+        }
+    });
+    rms_norm_backward(ctx, dy, h, w, norm_r, dh, dw);
+    attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi);
 }
 
 }  // namespace kimik3

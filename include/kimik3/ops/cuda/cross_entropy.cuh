@@ -1,9 +1,13 @@
 #pragma once
-// Cross-entropy on the GPU: a team a row. targets are device memory and were checked on the host.
+// Cross-entropy on the GPU: a block a row, which is read once; backward holds it in shared memory. Rows that are no
+// Eights (vectors.cuh), or that shared memory does not hold, take the plain form, a team a row. targets are device memory
+// and were checked on the host.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cross_entropy.hpp"
-#include "kimik3/ops/cuda/launch.cuh"
+#include "kimik3/ops/cuda/quick_formulas.cuh"
+#include "kimik3/ops/cuda/tensor_core.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 
 namespace kimik3 {
 namespace gpu {
@@ -26,6 +30,107 @@ void check_cross_entropy(In<T> logits, std::span<const std::int32_t> targets,
     require_size("cross_entropy: loss", loss, logits.rows);
 }
 
+inline constexpr int row_threads = 512;
+
+/// The sum of exp(x - highest) over some numbers, and the highest.
+template <class T>
+struct ExpSum {
+    using A = accumulator_t<T>;
+    A highest, total;
+
+    __device__ static ExpSum none() { return {-INFINITY, A(0)}; }
+    __device__ void add(const A (&x)[8]) {
+        A above = highest;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) above = x[i] > above ? x[i] : above;
+        if (above > highest) total *= exp_of<T>(highest - above), highest = above;
+        if (highest == -INFINITY) return;  // all of them, so far
+#pragma unroll
+        for (int i = 0; i < 8; ++i) total += exp_of<T>(x[i] - highest);
+    }
+    /// That of all threads of the block.
+    __device__ ExpSum of_block() const {
+        constexpr int warps = row_threads / 32;
+        __shared__ ExpSum parts[warps];
+        const ExpSum mine = of_warp();
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
+        __syncthreads();
+        return (threadIdx.x % 32 < warps ? parts[threadIdx.x % 32] : none()).of_warp();
+    }
+
+private:
+    __device__ ExpSum of_warp() const {
+        const A above = warp_max(highest);
+        return {above, warp_sum(total == A(0) ? A(0) : total * exp_of<T>(highest - above))};
+    }
+};
+
+template <class T>
+__global__ void __launch_bounds__(row_threads)
+    cross_entropy_kernel(MatrixView<const T> logits, const std::int32_t* targets, accumulator_t<T>* loss) {
+    using A = accumulator_t<T>;
+    const Index n = blockIdx.x;
+    const std::int32_t target = targets[n];
+    const T* row = logits.row(n);
+    ExpSum<T> sum = ExpSum<T>::none();
+#pragma unroll 4
+    for (Index c = 8 * threadIdx.x; c < logits.cols; c += 8 * row_threads) {
+        A value[8];
+        load_eight(row + c, value);
+        sum.add(value);
+    }
+    sum = sum.of_block();
+    if (threadIdx.x == 0)
+        loss[n] = target == ignored_target ? A(0) : log(sum.total) + (sum.highest - static_cast<A>(row[target]));
+}
+
+template <class T>
+__global__ void __launch_bounds__(row_threads)
+    cross_entropy_backward_kernel(MatrixView<T> logits, const std::int32_t* targets, accumulator_t<T> scale,
+                                  accumulator_t<T>* loss) {
+    using A = accumulator_t<T>;
+    extern __shared__ __align__(16) unsigned char cross_entropy_memory[];
+    T* held = reinterpret_cast<T*>(cross_entropy_memory);
+    const Index n = blockIdx.x;
+    const int width = static_cast<int>(logits.cols), first = 8 * static_cast<int>(threadIdx.x);
+    const std::int32_t target = targets[n];
+    T* row = logits.row(n);
+    if (target == ignored_target) {
+        for (int c = first; c < width; c += 8 * row_threads) Eight<T>::zero().store(row + c);
+        if (threadIdx.x == 0) loss[n] = A(0);
+        return;
+    }
+    for (int c = first; c < width; c += 8 * row_threads) {
+#pragma unroll
+        for (int i = 0; i < Eight<T>::words; ++i)
+            copy_16_bytes(reinterpret_cast<uint4*>(held + c) + i, reinterpret_cast<const uint4*>(row + c) + i);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    ExpSum<T> sum = ExpSum<T>::none();
+#pragma unroll 2
+    for (int c = first; c < width; c += 8 * row_threads) {
+        A value[8];
+        load_eight(held + c, value);
+        sum.add(value);
+    }
+    sum = sum.of_block();
+    if (threadIdx.x == 0) loss[n] = log(sum.total) + (sum.highest - static_cast<A>(held[target]));
+    const A factor = scale / sum.total;
+#pragma unroll 2
+    for (int c = first; c < width; c += 8 * row_threads) {
+        A value[8];
+        load_eight(held + c, value);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) value[i] = exp_of<T>(value[i] - sum.highest) * factor;
+        if (target / 8 == c / 8) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) value[i] -= c + i == target ? scale : A(0);
+        }
+        Eight<T>::of(value).store(row + c);
+    }
+}
+
 }  // namespace gpu
 
 template <class L, class A>
@@ -35,6 +140,11 @@ void cross_entropy(const Context<Cuda>& ctx, MatrixView<L> logits, std::span<con
     using T = std::remove_const_t<L>;
     gpu::check_cross_entropy<T>(logits, targets, loss);
     const std::int32_t* target = targets.data();
+    if (logits.rows > 0 && gpu::in_eights<const T>({logits})) {
+        gpu::cross_entropy_kernel<T>
+            <<<gpu::exact_grid(logits.rows), gpu::row_threads, 0, ctx.stream()>>>(logits, target, loss.data);
+        return check_launch();
+    }
     gpu::for_rows(ctx, logits.rows, logits.cols, [=] __device__(Index n, gpu::Team team) {
         const bool ignored = target[n] == ignored_target;
         const T* row = logits.row(n);
@@ -53,6 +163,15 @@ void cross_entropy_backward(const Context<Cuda>& ctx, Out<T> logits, std::span<c
     gpu::check_cross_entropy<T>(logits, targets, loss);
     const std::int32_t* target = targets.data();
     const A each = static_cast<A>(scale);
+    constexpr Index most_bytes = 220 * 1024;
+    const Index bytes = logits.cols * static_cast<Index>(sizeof(T));
+    if (logits.rows > 0 && bytes <= most_bytes && gpu::in_eights<T>({logits})) {
+        constexpr auto kernel = gpu::cross_entropy_backward_kernel<T>;
+        gpu::allow_shared_memory(kernel, bytes);
+        kernel<<<gpu::exact_grid(logits.rows), gpu::row_threads, to_size(bytes), ctx.stream()>>>(logits, target, each,
+                                                                                                loss.data);
+        return check_launch();
+    }
     gpu::for_rows(ctx, logits.rows, logits.cols, [=] __device__(Index n, gpu::Team team) {
         const bool ignored = target[n] == ignored_target;
         T* row = logits.row(n);

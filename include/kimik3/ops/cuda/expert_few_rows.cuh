@@ -122,11 +122,20 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
         const auto expert_of = [&](int i) { return here ? chosen[i] : work.experts(i / k, i % k); };
         const int expert = work.by_pair ? expert_of(at) : at;
         int count = 0;
-        for (int first = 0; first < all; first += 32) {
-            const bool ours = first + lane < all && expert_of(first + lane) == expert;
-            const unsigned votes = __ballot_sync(0xffffffffu, ours);
-            if (ours) pairs.pair[count + __popc(votes & ((1u << lane) - 1u))] = first + lane;
-            count += __popc(votes);
+        for (int first = 0; first < all; first += 256) {
+            int found[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int pair = first + 32 * i + lane;
+                found[i] = pair < all ? expert_of(pair) : -1;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const unsigned votes = __ballot_sync(0xffffffffu, found[i] == expert);
+                if (found[i] == expert)
+                    pairs.pair[count + __popc(votes & ((1u << lane) - 1u))] = first + 32 * i + lane;
+                count += __popc(votes);
+            }
         }
         __syncwarp();
         if (lane == 0) {
@@ -148,30 +157,32 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
               rows = static_cast<int>(down ? work.out.cols : work.hidden.cols), tiles = ceil_div(rows, per_tile),
               tile = static_cast<int>(blockIdx.x) % tiles, chunks = ceil_div(inner, 32);
     const bool wide = down ? work.wide2 : work.wide1;
+    Octet<T> w[stage][2];
+    const auto load = [&](int expert, int base) {
+        const Index offset = Index{expert} * rows * inner;
+        const TileRows<T> weights = down ? TileRows<T>::of(work.w2 + offset, rows, inner, tile)
+                                         : TileRows<T>::pair(work.w1 + offset, work.w3 + offset, rows, inner, tile);
+#pragma unroll
+        for (int i = 0; i < stage; ++i)
+            weights.load(w[i], lane, 32 * (base + warps * i + lane.warp) + 8 * lane.c, inner, wide);
+    };
+    const int at = static_cast<int>(blockIdx.x) / tiles;
+    if (!work.by_pair) load(at, 0);  // most experts have tokens where there are as many pairs as experts
     if constexpr (down) {
         let_next_begin();
     } else {
         await_predecessor();
         let_next_begin();  // not before: the next kernel reads what it chooses from without waiting
     }
-    find_pairs(work, static_cast<int>(blockIdx.x) / tiles, down, pairs);
-    const Index offset = Index{pairs.expert} * rows * inner;
-    const TileRows<T> weights = down ? TileRows<T>::of(work.w2 + offset, rows, inner, tile)
-                                     : TileRows<T>::pair(work.w1 + offset, work.w3 + offset, rows, inner, tile);
-    Octet<T> w[stage][2];
-    const auto load = [&](int base) {
-#pragma unroll
-        for (int i = 0; i < stage; ++i)
-            weights.load(w[i], lane, 32 * (base + warps * i + lane.warp) + 8 * lane.c, inner, wide);
-    };
-    if (pairs.count > 0) load(0);
+    find_pairs(work, at, down, pairs);
+    if (work.by_pair && pairs.count > 0) load(pairs.expert, 0);
     if constexpr (down) await_predecessor();
     for (int first = 0; first < pairs.count; first += 8) {
         const int left = pairs.count - first, pair = lane.r < left ? pairs.pair[first + lane.r] : 0;
         const T* x = lane.r >= left ? nullptr : down ? work.hidden.row(pair) : work.z.row(pair / work.chosen());
         TileSums<T> sums;
         for (int base = 0; base < chunks; base += warps * stage) {
-            if (chunks > warps * stage && (base > 0 || first > 0)) load(base);
+            if (chunks > warps * stage && (base > 0 || first > 0)) load(pairs.expert, base);
 #pragma unroll
             for (int i = 0; i < stage; ++i) {
                 const int k = 32 * (base + warps * i + lane.warp) + 8 * lane.c;

@@ -8,17 +8,14 @@
 
 namespace kimik3::gpu::kda {
 
-/// Where a block of 64 columns has (row, col).
-__device__ inline int swizzled(int row, int col) { return row * 64 + ((col / 8 % 8) ^ (row % 8)) * 8 + col % 8; }
-
 /// Copies [rows, 64 blocks] to blocks of rows; rows from count on are zeros.
 template <int threads, int rows, int blocks>
-__device__ void copy_blocks(bf16* to, const bf16* from, Index stride, int count = rows) {
+__device__ void copy_blocks(bf16* to, const bf16* from, Index stride, int count) {
 #pragma unroll
     for (int i = threadIdx.x; i < rows * 8 * blocks; i += threads) {
         const int row = i / (8 * blocks), piece = i % (8 * blocks);
-        copy_16_bytes(to + piece / 8 * rows * 64 + swizzled(row, piece % 8 * 8),
-                      row < count ? from + row * stride + piece * 8 : from, row < count);
+        copy_16_bytes(to + in_blocks<rows>(row, piece * 8), row < count ? from + row * stride + piece * 8 : from,
+                      row < count);
     }
 }
 
@@ -38,6 +35,38 @@ __device__ inline void wait_for_products() {
 }
 /// Copies that this thread has made are seen by products after the next barrier.
 __device__ inline void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Copies of whole blocks by the copy engine; one thread starts them, all wait for the bytes that it announced.
+using Arrival = std::uint64_t;
+__device__ inline void begin_arrivals(Arrival* at) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(at)) : "memory");
+    publish_copies();
+}
+__device__ inline void announce(Arrival* at, int bytes) {
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)), "r"(bytes)
+                     : "memory");
+}
+template <int threads>
+__device__ void copy_whole(void* to, const void* from, int bytes, Arrival* at) {
+    if (threadIdx.x == 0)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                shared_address(to)),
+            "l"(from), "r"(bytes), "r"(shared_address(at))
+            : "memory");
+}
+__device__ inline void wait_for_arrival(Arrival* at, int phase) {
+    std::uint32_t done = 0;
+    while (done == 0)
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(shared_address(at)), "r"(phase)
+            : "memory");
+}
 
 /// The warpgroup's product with 16 tiles columns.
 template <int tiles, bool turned>
@@ -112,6 +141,15 @@ __device__ inline void commit_products() {}
 template <int pending>
 __device__ inline void wait_for_products() {}
 __device__ inline void publish_copies() {}
+using Arrival = std::uint64_t;
+__device__ inline void begin_arrivals(Arrival*) {}
+__device__ inline void announce(Arrival*, int) {}
+template <int threads>
+__device__ void copy_whole(void* to, const void* from, int bytes, Arrival*) {
+    for (int i = threadIdx.x * 16; i < bytes; i += 16 * threads)
+        copy_16_bytes(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+}
+__device__ inline void wait_for_arrival(Arrival*, int) {}
 
 template <class C, int tiles>
 __device__ void multiply_rows(float (&sum)[tiles][2][4], const Fragment& a, const bf16* m, int step) {

@@ -9,7 +9,7 @@ namespace kimik3 {
 namespace gpu {
 
 template <class T>
-void require_chunks(const Sequences& seq, Index chunk, const KdaSizes& sizes, In<accumulator_t<T>> states) {
+void require_chunks(const Sequences& seq, Index chunk, const KdaSizes& sizes, In<T> states) {
     require(chunk >= 16 && chunk % 16 == 0, "kda: the chunk is a multiple of 16, got {}", chunk);
     if (states.rows != 0) require_shape("kda: states", states, kda_chunks(seq, chunk), sizes.heads * sizes.state());
 }
@@ -33,16 +33,15 @@ void with_wide_gradient(Widened& wide, const KdaGradient<bf16>& to, Call&& call)
 template <class T>
 void kda_chunk_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
                        std::type_identity_t<KdaInput<T>> in, Out<T> o,
-                       std::type_identity_t<Out<accumulator_t<T>>> final,
-                       std::type_identity_t<Out<accumulator_t<T>>> states) {
+                       std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<T>> states) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     if constexpr (std::is_same_v<T, bf16>) {
-        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, o);
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, o, states);
         gpu::with_wide_input(wide, in, [&](const KdaInput<float>& wide_in) {
-            const MatrixView<float> wide_o = wide.result(o);
-            gpu::walk_forward<float>(ctx, seq, sizes, chunk, wide_in, wide_o, final, states);
-            wide.back(wide_o, o);
+            const MatrixView<float> wide_o = wide.result(o), wide_states = wide.result(states);
+            gpu::walk_forward<float>(ctx, seq, sizes, chunk, wide_in, wide_o, final, wide_states);
+            wide.back(wide_o, o), wide.back(wide_states, states);
         });
     } else {
         gpu::walk_forward<T>(ctx, seq, sizes, chunk, in, o, final, states);
@@ -51,15 +50,17 @@ void kda_chunk_forward(const Context<Cuda>& ctx, const Sequences& seq, Index hea
 
 template <class T>
 void kda_chunk_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
-                        std::type_identity_t<KdaInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
-                        In<accumulator_t<T>> dfinal, const KdaGradient<T>& gradient) {
+                        std::type_identity_t<KdaInput<T>> in, In<T> states, In<T> d_o, In<accumulator_t<T>> dfinal,
+                        const KdaGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     if constexpr (std::is_same_v<T, bf16>) {
-        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, d_o, in.q, in.k, in.v, in.g, in.beta);
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, d_o, in.q, in.k, in.v, in.g, in.beta,
+                          states);
         gpu::with_wide_input(wide, in, [&](const KdaInput<float>& wide_in) {
             gpu::with_wide_gradient(wide, gradient, [&](const KdaGradient<float>& to) {
-                gpu::walk_backward<float>(ctx, seq, sizes, chunk, wide_in, states, wide.of(d_o), dfinal, to);
+                gpu::walk_backward<float>(ctx, seq, sizes, chunk, wide_in, wide.whole(states), wide.of(d_o), dfinal,
+                                          to);
             });
         });
     } else {

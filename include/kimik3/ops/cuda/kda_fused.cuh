@@ -35,7 +35,7 @@ struct KdaUnits {
 
 template <class T>
 KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in,
-                     In<T> o, In<accumulator_t<T>> final, In<accumulator_t<T>> states) {
+                     In<T> o, In<accumulator_t<T>> final, In<T> states) {
     const KdaSizes sizes = kda_sizes<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
     require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
     require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
@@ -57,15 +57,14 @@ inline KdaRawInput<float> wide_input(Widened& wide, const KdaRawInput<bf16>& in)
 template <class T>
 void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
                        std::type_identity_t<KdaRawInput<T>> in, Out<T> o,
-                       std::type_identity_t<Out<accumulator_t<T>>> final,
-                       std::type_identity_t<Out<accumulator_t<T>>> states) {
+                       std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<T>> states) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, o, final, states);
     if constexpr (std::is_same_v<T, bf16>) {
-        if (gpu::kda::suits(form, in, o)) return gpu::kda::fused_forward(ctx, seq, form, in, o, final, states);
-        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, o);
-        const MatrixView<float> wide_o = wide.result(o);
-        kda_fused_forward<float>(ctx, seq, form, gpu::wide_input(wide, in), wide_o, final, states);
-        wide.back(wide_o, o);
+        if (gpu::kda::suits(form, in)) return gpu::kda::fused_forward(ctx, seq, form, in, o, final, states);
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, o, states);
+        const MatrixView<float> wide_o = wide.result(o), wide_states = wide.result(states);
+        kda_fused_forward<float>(ctx, seq, form, gpu::wide_input(wide, in), wide_o, final, wide_states);
+        wide.back(wide_o, o), wide.back(wide_states, states);
     } else {
         const gpu::KdaUnits<T> units(ctx, seq, form, in);
         gpu::walk_forward<T>(ctx, seq, sizes, form.chunk, units.input(in), o, final, states);
@@ -74,17 +73,18 @@ void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedF
 
 template <class T>
 void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
-                        std::type_identity_t<KdaRawInput<T>> in, In<accumulator_t<T>> states, In<T> d_o,
-                        In<accumulator_t<T>> dfinal, const KdaRawGradient<T>& gradient) {
+                        std::type_identity_t<KdaRawInput<T>> in, In<T> states, In<T> d_o, In<accumulator_t<T>> dfinal,
+                        const KdaRawGradient<T>& gradient) {
     const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, d_o, dfinal, states);
     if constexpr (std::is_same_v<T, bf16>) {
-        if (gpu::kda::suits_backward(form, in, states, d_o, gradient))
+        if (gpu::kda::suits(form, in))
             return gpu::kda::fused_backward(ctx, seq, form, in, states, d_o, dfinal, gradient);
-        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, d_o, in.q, in.k, in.v, in.z, in.b);
+        gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, d_o, in.q, in.k, in.v, in.z, in.b, states);
         const KdaRawGradient<float> to{wide.result(gradient.q), wide.result(gradient.k), wide.result(gradient.v),
                                        wide.result(gradient.z), wide.result(gradient.b), gradient.A_log,
                                        gradient.dt_bias,        gradient.initial};
-        kda_fused_backward<float>(ctx, seq, form, gpu::wide_input(wide, in), states, wide.of(d_o), dfinal, to);
+        kda_fused_backward<float>(ctx, seq, form, gpu::wide_input(wide, in), wide.whole(states), wide.of(d_o), dfinal,
+                                  to);
         wide.back(to.q, gradient.q), wide.back(to.k, gradient.k), wide.back(to.v, gradient.v),
             wide.back(to.z, gradient.z), wide.back(to.b, gradient.b);
     } else {

@@ -9,15 +9,44 @@
 
 namespace kimik3::gpu::kda {
 
-inline bool suits(std::initializer_list<MatrixView<const bf16>> matrices) {
-    return std::ranges::all_of(matrices, [](const MatrixView<const bf16>& m) {
-        return reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
-    });
-}
-inline bool suits(const KdaFusedForm& form, const KdaRawInput<bf16>& in, MatrixView<const bf16> o) {
+/// Whether heads have a size that these kernels are for; forward and backward agree on it, since the numbers of a saved
+/// state stand in an order of their own.
+inline bool suits(const KdaFusedForm& form, const KdaRawInput<bf16>& in) {
     const Index key = in.q.cols / form.heads, value = in.v.cols / form.heads;
-    return key == value && (key == 64 || key == 128) && suits({in.q, in.k, in.v, in.z, o});
+    return key == value && (key == 64 || key == 128);
 }
+
+/// Stands in for matrices whose rows do not begin at multiples of 16 bytes.
+class Aligned {
+public:
+    template <class... Matrices>
+    Aligned(const Context<Cuda>& ctx, const Matrices&... all)
+        : ctx_(ctx), next_(ctx.workspace<bf16>(Scratch::widened, (Index{0} + ... + needed(all)))) {}
+
+    MatrixView<const bf16> in(MatrixView<const bf16> m) {
+        if (needed(m) == 0) return m;
+        const MatrixView<bf16> copied = room(m);
+        copy(ctx_, m, copied);
+        return copied;
+    }
+    MatrixView<bf16> out(MatrixView<bf16> m) { return needed(m) == 0 ? m : room(m); }
+    void back(MatrixView<bf16> from, MatrixView<bf16> m) const {
+        if (from.data != m.data) copy(ctx_, from, m);
+    }
+
+private:
+    static Index needed(const MatrixView<const bf16>& m) {
+        const bool aligned = reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
+        return aligned ? 0 : round_up(m.rows * m.cols, 64);
+    }
+    MatrixView<bf16> room(const MatrixView<const bf16>& m) {
+        const MatrixView<bf16> place(next_, m.rows, m.cols);
+        next_ += needed(m);
+        return place;
+    }
+    const Context<Cuda>& ctx_;
+    bf16* next_;
+};
 
 /// The chunks of all sequences: their places, and the first chunk of every sequence.
 struct Layout {
@@ -60,7 +89,7 @@ void launch(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index block
     check_launch();
 }
 
-/// Hands out 16-byte aligned arrays of one piece of scratch memory; measures where there is none.
+/// Hands out arrays, aligned to 128 bytes, of one piece of scratch memory; measures where there is none.
 struct Pieces {
     char* memory = nullptr;
     Index used = 0;
@@ -68,7 +97,7 @@ struct Pieces {
     template <class T>
     T* take(Index count) {
         T* piece = reinterpret_cast<T*>(memory + used);
-        used += round_up(count * static_cast<Index>(sizeof(T)), 16);
+        used += round_up(count * static_cast<Index>(sizeof(T)), 128);
         return memory == nullptr ? nullptr : piece;
     }
 };
@@ -78,7 +107,7 @@ Prepared prepared(Pieces& pieces, Index units, bool backward) {
     const Index tile = units * C::rows * C::width, square = units * C::rows * C::rows;
     Prepared p{};
     for (bf16** m : {&p.w, &p.u, &p.q, &p.k}) *m = pieces.take<bf16>(tile);
-    p.p = pieces.take<bf16>(square);
+    p.p = pieces.take<bf16>(units * C::rows * 64);
     p.end = pieces.take<float>(units * C::width);
     if (backward) p.lower = pieces.take<bf16>(square), p.inner = pieces.take<bf16>(units * C::rows * 16);
     return p;
@@ -92,8 +121,12 @@ void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInp
 }
 
 inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
-                          const KdaRawInput<bf16>& in, MatrixView<bf16> o, MatrixView<float> final,
-                          MatrixView<float> states) {
+                          const KdaRawInput<bf16>& raw, MatrixView<bf16> raw_o, MatrixView<float> final,
+                          MatrixView<bf16> raw_states) {
+    Aligned aligned(ctx, raw.q, raw.k, raw.v, raw.z, raw_o, raw_states);
+    KdaRawInput<bf16> in = raw;
+    for (MatrixView<const bf16>* m : {&in.q, &in.k, &in.v, &in.z}) *m = aligned.in(*m);
+    const MatrixView<bf16> o = aligned.out(raw_o), states = aligned.out(raw_states);
     const Index width = in.q.cols / form.heads;
     with_chunk(width, states.rows != 0 ? form.chunk : Index{64}, [&](auto shape) {
         using C = typename decltype(shape)::type;
@@ -108,22 +141,24 @@ inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const 
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
             launch(ctx, scan_forward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
-                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, in.initial,
-                   o, final, states);
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, in.initial, o,
+                   final, states);
         });
     });
     clear_rows_from(ctx, seq.tokens(), o);
-}
-
-inline bool suits_backward(const KdaFusedForm& form, const KdaRawInput<bf16>& in, MatrixView<const float> states,
-                           MatrixView<const bf16> d_o, const KdaRawGradient<bf16>& to) {
-    return suits(form, in, d_o) && suits({to.q, to.k, to.v, to.z}) &&
-           reinterpret_cast<std::uintptr_t>(states.data) % 16 == 0 && states.stride % 4 == 0;
+    aligned.back(o, raw_o), aligned.back(states, raw_states);
 }
 
 inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
-                           const KdaRawInput<bf16>& in, MatrixView<const float> states, MatrixView<const bf16> d_o,
-                           MatrixView<const float> dfinal, const KdaRawGradient<bf16>& to) {
+                           const KdaRawInput<bf16>& raw, MatrixView<const bf16> raw_states,
+                           MatrixView<const bf16> raw_d_o, MatrixView<const float> dfinal,
+                           const KdaRawGradient<bf16>& raw_to) {
+    Aligned aligned(ctx, raw.q, raw.k, raw.v, raw.z, raw_states, raw_d_o, raw_to.q, raw_to.k, raw_to.v, raw_to.z);
+    KdaRawInput<bf16> in = raw;
+    KdaRawGradient<bf16> to = raw_to;
+    for (MatrixView<const bf16>* m : {&in.q, &in.k, &in.v, &in.z}) *m = aligned.in(*m);
+    for (MatrixView<bf16>* m : {&to.q, &to.k, &to.v, &to.z}) *m = aligned.out(*m);
+    const MatrixView<const bf16> states = aligned.in(raw_states), d_o = aligned.in(raw_d_o);
     with_chunk(in.q.cols / form.heads, form.chunk, [&](auto shape) {
         using C = typename decltype(shape)::type;
         const Layout layout(seq, C::rows);
@@ -145,16 +180,18 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
             launch(ctx, scan_backward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
-                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, d_o,
-                   dfinal, to.initial, dvalues, dstates);
+                   scan_bytes<C, Sl>, chunks, places, starts, DeviceSequences(ctx, seq), form.heads, d_o, dfinal,
+                   to.initial, dvalues, dstates);
         });
-        launch(ctx, gradient_kernel<C>, units, C::threads, sizeof(GradientMemory<C>), in, places, form.heads,
-               static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts);
+        launch(ctx, gradient_kernel<C>, units, GradientMemory<C>::threads, sizeof(GradientMemory<C>), in, places,
+               form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts);
         if (layout.chunks() > 0)
             launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
                    to.A_log, to.dt_bias);
     });
     for (const MatrixView<bf16>& m : {to.q, to.k, to.v, to.z, to.b}) clear_rows_from(ctx, seq.tokens(), m);
+    aligned.back(to.q, raw_to.q), aligned.back(to.k, raw_to.k), aligned.back(to.v, raw_to.v),
+        aligned.back(to.z, raw_to.z);
 }
 
 }  // namespace kimik3::gpu::kda

@@ -12,7 +12,14 @@
 namespace kimik3::gpu::kda {
 
 template <class C>
+inline constexpr int gradient_warps = 4 * C::tiles;
+template <class C>
+using GradientPart = Part<C, gradient_warps<C>>;
+
+template <class C>
 struct GradientMemory {
+    static constexpr int warps = gradient_warps<C>, threads = 32 * warps, quarter = C::width / 4,
+                         state_parts = warps / (C::width / 16);
     static constexpr int stage = C::width + 4;  // pitch of float32 sums
     union Whole {
         bf16 state[C::width * C::pitch];
@@ -24,39 +31,55 @@ struct GradientMemory {
         };
         float sums[C::rows * stage];
     };
-    Whole s, g;  // S and G, then the sums of dq and of dk as a row
+    Whole s, g;  // S^T and G^T, then the sums of dq and of dk as a row
     Half half;   // dO and dV', then dY; then the sums of dk as a column
     bf16 u[C::rows * C::pitch], w[C::rows * C::pitch];
     bf16 q[C::rows * C::pitch], k[C::rows * C::pitch], k_down[C::rows * C::pitch];
-    bf16 lower[C::rows * C::narrow], inner[C::tiles * 16 * 24];
     union {
+        struct {
+            bf16 lower[C::rows * C::narrow], inner[C::tiles * 16 * 24];
+        };
         struct {
             bf16 dp[C::rows * C::narrow], dx[C::rows * C::narrow];
         };
-        float gate[2][C::warps * C::width];
+        float gate[2][warps * C::width];
     };
-    float sums[C::warps * C::width];
-    float steps[(C::tiles + 1) * C::width];  // 2^(m_J - m_(J - 1)), the first from the start, the last to the end
-    float along_state[C::width];             // sum over V of S G
-    float along_keys[C::tiles * C::width];   // sum over a tile of k dk through K-bar
+    float sums[warps * C::width];
+    float steps[(C::tiles + 1) * C::width];     // 2^(m_J - m_(J - 1)), the first from the start, the last to the end
+    float along_state[state_parts * C::width];  // sums over parts of V of S G
+    float along_keys[C::tiles * C::width];      // sum over a tile of k dk through K-bar
     float beta[C::rows];
 };
 
-/// S and G to shared memory, and the sums of their products.
+/// S^T and G^T to shared memory from the order of fragments, and the sums of their products: 16 channels a warp.
 template <class C>
-__device__ void load_states(GradientMemory<C>& m, const float* s, const bf16* g) {
-    for (int i = threadIdx.x; i < C::width * C::octets; i += C::threads) {
-        const int row = i / C::octets, col = i % C::octets * 8;
-        const uint4 packed = as_16_bytes(g + row * C::width + col);
-        float x[8], y[8], sum = 0;
-        read_8(x, s + row * C::width + col), unpack_8(y, packed);
+__device__ void load_states(GradientMemory<C>& m, const bf16* s, const bf16* g) {
+    using M = GradientMemory<C>;
+    constexpr int pairs = C::width / 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, i = warp % pairs, part = warp / pairs;
+    float sum[4] = {};
+    const auto put = [&](bf16* to, int strip, const uint4& four) {
+        bf16* at = to + (16 * strip + lane / 4) * C::pitch + 16 * i + lane % 4 * 2;
+        *reinterpret_cast<std::uint32_t*>(at) = four.x;
+        *reinterpret_cast<std::uint32_t*>(at + 8 * C::pitch) = four.y;
+        *reinterpret_cast<std::uint32_t*>(at + 8) = four.z;
+        *reinterpret_cast<std::uint32_t*>(at + 8 * C::pitch + 8) = four.w;
+    };
 #pragma unroll
-        for (int e = 0; e < 8; ++e) sum += x[e] * y[e];
+    for (int strip = part; strip < pairs; strip += M::state_parts) {
+        const int at = ((strip * pairs + i) * 32 + lane) * 8;
+        const uint4 of_s = as_16_bytes(s + at), of_g = as_16_bytes(g + at);
+        put(m.s.state, strip, of_s), put(m.g.state, strip, of_g);
+        float x[8], y[8];
+        unpack_8(x, of_s), unpack_8(y, of_g);
 #pragma unroll
-        for (int apart = 1; apart < C::octets; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
-        if (col == 0) m.along_state[row] = sum;
-        as_16_bytes(m.s.state + row * C::pitch + col) = pack_8(x);
-        as_16_bytes(m.g.state + row * C::pitch + col) = packed;
+        for (int e = 0; e < 8; ++e) sum[e / 4 * 2 + e % 2] += x[e] * y[e];
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+#pragma unroll
+        for (int apart = 4; apart < 32; apart *= 2) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], apart);
+        if (lane < 4) m.along_state[part * C::width + 16 * i + e / 2 * 8 + lane * 2 + e % 2] = sum[e];
     }
 }
 
@@ -86,7 +109,7 @@ __device__ void values_of_chunk(GradientMemory<C>& m, int tile, int first) {
 #pragma unroll
         for (int p = 0; p < pairs; ++p) {
             Fragment b;
-            load_b_turned(b, m.s.state, C::pitch, 16 * a, first + 16 * p);
+            load_b(b, m.s.state, C::pitch, first + 16 * p, 16 * a);
             multiply_tile(sum[p], w, b);
         }
     }
@@ -116,44 +139,40 @@ __device__ void solve_columns_back(GradientMemory<C>& m, int col) {
     }
 }
 
-/// One row tile of dP, or of dX and with it db.
+/// One tile of dP, or of dX and on the diagonal db.
 template <class C>
-__device__ void pair_gradients(GradientMemory<C>& m, int tile, bool keys, const Place& place, Index head,
+__device__ void pair_gradients(GradientMemory<C>& m, int tile, int to, bool keys, const Place& place, Index head,
                                const MatrixView<bf16>& db) {
     const int lane = threadIdx.x % 32;
-    Fragment left[C::width / 16];
+    float sum[2][4] = {}, more[2][4] = {};
 #pragma unroll
-    for (int a = 0; a < C::width / 16; ++a) load_a(left[a], keys ? m.half.dy : m.half.d_o, C::pitch, 16 * tile, 16 * a);
-    for (int to = 0; to <= tile; ++to) {
-        float sum[2][4] = {}, more[2][4] = {};
-#pragma unroll
-        for (int a = 0; a < C::width / 16; ++a) {
-            Fragment b;
-            load_b(b, m.u, C::pitch, 16 * to, 16 * a);
-            multiply_tile(a % 2 == 0 ? sum : more, left[a], b);
-        }
-#pragma unroll
-        for (int n = 0; n < 2; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int i = 16 * tile + lane / 4 + 8 * half, j = 16 * to + 8 * n + lane % 4 * 2;
-                float x = sum[n][2 * half] + more[n][2 * half], y = sum[n][2 * half + 1] + more[n][2 * half + 1];
-                if (keys) {
-                    if ((i == j || i == j + 1) && i < place.count)
-                        db(place.first + i, head) = bf16((1.0f - m.beta[i]) * (i == j ? x : y));
-                    x = j < i ? -m.beta[i] * x : 0.0f, y = j + 1 < i ? -m.beta[i] * y : 0.0f;
-                } else {
-                    x = j <= i ? x : 0.0f, y = j + 1 <= i ? y : 0.0f;
-                }
-                *reinterpret_cast<std::uint32_t*>((keys ? m.dx : m.dp) + i * C::narrow + j) = pack_bf16(x, y);
-            }
+    for (int a = 0; a < C::width / 16; ++a) {
+        Fragment left, b;
+        load_a(left, keys ? m.half.dy : m.half.d_o, C::pitch, 16 * tile, 16 * a);
+        load_b(b, m.u, C::pitch, 16 * to, 16 * a);
+        multiply_tile(a % 2 == 0 ? sum : more, left, b);
     }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = 16 * tile + lane / 4 + 8 * half, j = 16 * to + 8 * n + lane % 4 * 2;
+            float x = sum[n][2 * half] + more[n][2 * half], y = sum[n][2 * half + 1] + more[n][2 * half + 1];
+            if (keys) {
+                if ((i == j || i == j + 1) && i < place.count)
+                    db(place.first + i, head) = bf16((1.0f - m.beta[i]) * (i == j ? x : y));
+                x = j < i ? -m.beta[i] * x : 0.0f, y = j + 1 < i ? -m.beta[i] * y : 0.0f;
+            } else {
+                x = j <= i ? x : 0.0f, y = j + 1 <= i ? y : 0.0f;
+            }
+            *reinterpret_cast<std::uint32_t*>((keys ? m.dx : m.dp) + i * C::narrow + j) = pack_bf16(x, y);
+        }
 }
 
-/// The sums of dq, dk as a row and dk as a column for 16 rows and half of the channels, at the middle of the tile.
+/// The sums of dq, dk as a row and dk as a column for 16 rows and a quarter of the channels, at the middle of the tile.
 template <class C>
 struct ChannelGradients {
-    static constexpr int pairs = C::width / 32;
+    static constexpr int pairs = C::width / 64;
     float q[pairs][2][4] = {}, row[pairs][2][4] = {}, col[pairs][2][4] = {};
 
     /// body(p, n, channel) for the pairs of channels that the thread has sums of.
@@ -182,9 +201,9 @@ struct ChannelGradients {
 #pragma unroll
             for (int p = 0; p < pairs; ++p) {
                 Fragment b;
-                load_b(b, m.s.state, C::pitch, first + 16 * p, 16 * v);
+                load_b_turned(b, m.s.state, C::pitch, 16 * v, first + 16 * p);
                 multiply_tile(q[p], d_o, b), multiply_tile(row[p], dy, b);
-                load_b(b, m.g.state, C::pitch, first + 16 * p, 16 * v);
+                load_b_turned(b, m.g.state, C::pitch, 16 * v, first + 16 * p);
                 multiply_tile(col[p], u, b);
             }
         }
@@ -267,14 +286,14 @@ __device__ void store_before_norm(bf16* to, const uint4& x, float r, float (&dy)
 
 /// Writes dq, dk and dz; gate_parts: [2, width] sums over the chunk of dz and of dz times the gate's logit.
 template <class C>
-__device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, const KdaRawInput<bf16>& in,
+__device__ void finish_gradients(GradientMemory<C>& m, const GradientPart<C>& part, const KdaRawInput<bf16>& in,
                                  const Place& place, Index head, float bound, const KdaRawGradient<bf16>& to,
                                  float* gate_parts) {
     constexpr float scale = C::width == 128 ? 0.08838834764831845f : 0.125f;  // K^-1/2
     const Index col = head * C::width + part.channel;
-    float dc[C::own][8];
+    float dc[GradientPart<C>::own][8];
 #pragma unroll
-    for (int t = 0; t < C::own; ++t) {
+    for (int t = 0; t < GradientPart<C>::own; ++t) {
         const int row = part.row + t, at = row * C::pitch + part.channel,
                   staged = row * GradientMemory<C>::stage + part.channel;
         const bool exists = row < place.count;
@@ -290,8 +309,8 @@ __device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, cons
             dq[e] *= up * scale;
             dk[e] = dk[e] * up + dk_col[e] * down;
         }
-        const uint4 raw_q = Part<C>::raw(in.q, place, head, row, part.channel),
-                    raw_k = Part<C>::raw(in.k, place, head, row, part.channel);
+        const uint4 raw_q = GradientPart<C>::raw(in.q, place, head, row, part.channel),
+                    raw_k = GradientPart<C>::raw(in.k, place, head, row, part.channel);
         store_before_norm<C>(to.q.row(n) + col, raw_q, part.q_r[t], dq, exists);
         store_before_norm<C>(to.k.row(n) + col, raw_k, part.k_r[t], dk, exists);
     }
@@ -299,7 +318,7 @@ __device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, cons
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
 #pragma unroll
-        for (int t = C::own - 2; t >= 0; --t) dc[t][e] += dc[t + 1][e];
+        for (int t = GradientPart<C>::own - 2; t >= 0; --t) dc[t][e] += dc[t + 1][e];
         float total = dc[0][e];
 #pragma unroll
         for (int apart = C::octets; apart < 32; apart *= 2) {
@@ -309,14 +328,15 @@ __device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, cons
         const float after = __shfl_down_sync(0xffffffffu, total, C::octets);
         if (part.lane < C::octets) m.sums[part.warp * C::width + part.channel + e] = total;
 #pragma unroll
-        for (int t = 0; t < C::own; ++t) dc[t][e] += part.lane + C::octets < 32 ? after : 0.0f;
+        for (int t = 0; t < GradientPart<C>::own; ++t) dc[t][e] += part.lane + C::octets < 32 ? after : 0.0f;
     }
     __syncthreads();
-    for (int a = threadIdx.x; a < C::width; a += C::threads) {
-        float sum = m.along_state[a];
+    for (int a = threadIdx.x; a < C::width; a += GradientMemory<C>::threads) {
+        float sum = 0;
+        for (int p = 0; p < GradientMemory<C>::state_parts; ++p) sum += m.along_state[p * C::width + a];
         for (int step = 0; step <= C::tiles; ++step) sum *= m.steps[step * C::width + a];
         for (int tile = 0; tile < C::tiles; ++tile) sum += m.along_keys[tile * C::width + a];
-        for (int w = C::warps - 1; w >= 0; --w) {
+        for (int w = GradientMemory<C>::warps - 1; w >= 0; --w) {
             const float own = m.sums[w * C::width + a];
             m.sums[w * C::width + a] = sum;
             sum += own;
@@ -328,9 +348,9 @@ __device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, cons
     float after[8], total[8] = {}, moment[8] = {};
     read_8(after, m.sums + part.warp * C::width + part.channel);
 #pragma unroll
-    for (int t = 0; t < C::own; ++t) {
+    for (int t = 0; t < GradientPart<C>::own; ++t) {
         float z[8];
-        unpack_8(z, Part<C>::raw(in.z, place, head, part.row + t, part.channel));
+        unpack_8(z, GradientPart<C>::raw(in.z, place, head, part.row + t, part.channel));
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const float logit = z[e] + bias[e], s = fast_sigmoid(rate * logit);
@@ -351,40 +371,46 @@ __device__ void finish_gradients(GradientMemory<C>& m, const Part<C>& part, cons
         m.gate[1][part.warp * C::width + part.channel + e] = moment[e];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 2 * C::width; i += C::threads) {
+    for (int i = threadIdx.x; i < 2 * C::width; i += GradientMemory<C>::threads) {
         float sum = 0;
-        for (int w = 0; w < C::warps; ++w) sum += m.gate[i / C::width][w * C::width + i % C::width];
+        for (int w = 0; w < GradientMemory<C>::warps; ++w) sum += m.gate[i / C::width][w * C::width + i % C::width];
         gate_parts[i] = sum;
     }
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::threads, 1)
+__global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
     gradient_kernel(KdaRawInput<bf16> in, const Place* places, Index heads, float bound, Prepared from,
-                    MatrixView<const float> states, MatrixView<const bf16> d_o, const bf16* dvalues,
-                    const bf16* dstates, KdaRawGradient<bf16> to, float* gate_parts) {
+                    MatrixView<const bf16> states, MatrixView<const bf16> d_o, const bf16* dvalues, const bf16* dstates,
+                    KdaRawGradient<bf16> to, float* gate_parts) {
     extern __shared__ __align__(16) char memory[];
-    GradientMemory<C>& m = *reinterpret_cast<GradientMemory<C>*>(memory);
+    using M = GradientMemory<C>;
+    M& m = *reinterpret_cast<M*>(memory);
     const Index chunk = blockIdx.x / heads, head = blockIdx.x % heads, unit = blockIdx.x;
     const Place place = places[chunk];
-    const auto tile_copy = [&](bf16* local, const bf16* all) {
-        copy_tile<C::threads, C::rows, C::width>(local, C::pitch, all + unit * C::rows * C::width, C::width);
+    const auto from_blocks = [&](bf16* local, const bf16* all) {
+#pragma unroll
+        for (int i = threadIdx.x; i < C::rows * C::octets; i += M::threads) {
+            const int row = i / C::octets, col = i % C::octets * 8;
+            copy_16_bytes(local + row * C::pitch + col, all + unit * C::rows * C::width + in_blocks<C::rows>(row, col));
+        }
     };
-    tile_copy(m.u, from.u), tile_copy(m.w, from.w), tile_copy(m.half.dy, dvalues);
-    copy_tile<C::threads, C::rows, C::width>(m.half.d_o, C::pitch, d_o.row(place.first) + head * C::width, d_o.stride,
+    from_blocks(m.u, from.u), from_blocks(m.w, from.w);
+    copy_tile<M::threads, C::rows, C::width>(m.half.dy, C::pitch, dvalues + unit * C::rows * C::width, C::width);
+    copy_tile<M::threads, C::rows, C::width>(m.half.d_o, C::pitch, d_o.row(place.first) + head * C::width, d_o.stride,
                                              place.count);
-    copy_tile<C::threads, C::rows, C::rows>(m.lower, C::narrow, from.lower + unit * C::rows * C::rows, C::rows);
-    copy_tile<C::threads, C::rows, 16>(m.inner, 24, from.inner + unit * C::rows * 16, 16);
+    copy_tile<M::threads, C::rows, C::rows>(m.lower, C::narrow, from.lower + unit * C::rows * C::rows, C::rows);
+    copy_tile<M::threads, C::rows, 16>(m.inner, 24, from.inner + unit * C::rows * 16, 16);
     commit_copies();
     load_states(m, states.row(chunk) + head * C::state, dstates + unit * C::state);
     if (threadIdx.x < C::rows) {
         const int row = static_cast<int>(threadIdx.x);
         m.beta[row] = row < place.count ? fast_sigmoid(in.b(place.first + row, head)) : 0.0f;
     }
-    Part<C> part;
+    GradientPart<C> part;
     part.load(in, place, head, bound, m.sums);
 #pragma unroll
-    for (int t = 0; t < C::own; ++t) {
+    for (int t = 0; t < part.own; ++t) {
         constexpr float scale = C::width == 128 ? 0.08838834764831845f : 0.125f;
         float q[8], k[8], down[8];
         unpack_8(q, part.q[t]), unpack_8(k, part.k[t]);
@@ -396,20 +422,27 @@ __global__ void __launch_bounds__(C::threads, 1)
         const int at = (part.row + t) * C::pitch + part.channel;
         as_16_bytes(m.q + at) = pack_8(q), as_16_bytes(m.k + at) = pack_8(k), as_16_bytes(m.k_down + at) = pack_8(down);
     }
-    for (int i = threadIdx.x; i < (C::tiles + 1) * C::width; i += C::threads) {
+    for (int i = threadIdx.x; i < (C::tiles + 1) * C::width; i += M::threads) {
         const int step = i / C::width, a = i % C::width;
-        const float until = step < C::tiles ? middle_of<C>(m.sums, step, a) : m.sums[(C::warps - 1) * C::width + a];
-        m.steps[i] = power_of_two(until - (step > 0 ? middle_of<C>(m.sums, step - 1, a) : 0.0f));
+        const auto sum = [&](int warp) { return m.sums[warp * C::width + a]; };
+        const float until = sum(step < C::tiles ? part.middle(step) : M::warps - 1);
+        m.steps[i] = power_of_two(until - (step > 0 ? sum(part.middle(step - 1)) : 0.0f));
     }
     wait_for_copies<0>();
     __syncthreads();
-    const int tile = part.warp % C::tiles, first = part.warp / C::tiles * (C::width / 2);
-    values_of_chunk(m, tile, first);
-    for (int col = 16 * part.warp; col < C::width; col += 16 * C::warps) solve_columns_back(m, col);
+    const int tile = part.warp % C::tiles;
+    if (part.warp < M::warps / 2) {
+        values_of_chunk(m, tile, part.warp / C::tiles * (C::width / 2));
+    } else {
+        for (int col = 16 * (part.warp - M::warps / 2); col < C::width; col += 16 * (M::warps / 2))
+            solve_columns_back(m, col);
+    }
     __syncthreads();
-    const bool keys = part.warp >= C::tiles;
-    pair_gradients(m, keys ? C::warps - 1 - part.warp : part.warp, keys, place, head, to.b);
-    for (int i = threadIdx.x; i < C::rows * C::octets; i += C::threads) {
+    for (int task = part.warp; task < C::tiles * (C::tiles + 1); task += M::warps) {
+        const int pair = task / 2, row = pair < 1 ? 0 : pair < 3 ? 1 : pair < 6 ? 2 : 3;
+        pair_gradients(m, row, pair - row * (row + 1) / 2, task % 2 != 0, place, head, to.b);
+    }
+    for (int i = threadIdx.x; i < C::rows * C::octets; i += M::threads) {
         const int row = i / C::octets, col = i % C::octets * 8;
         float dv[8];
         unpack_8(dv, as_16_bytes(m.half.dy + row * C::pitch + col));
@@ -419,6 +452,7 @@ __global__ void __launch_bounds__(C::threads, 1)
     }
     __syncthreads();
     {
+        const int first = part.warp / C::tiles * M::quarter;
         ChannelGradients<C> sums;
         sums.add_states(m, tile, first);
         sums.sum_keys(m, tile, first);

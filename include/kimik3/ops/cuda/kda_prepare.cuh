@@ -74,7 +74,7 @@ __device__ void pair_products(PrepareMemory<C>& m, int tile, bool keys, bf16* p)
 #pragma unroll
     for (int a = 0; a < C::width / 16; ++a) load_a(left[a], keys ? m.k : m.q, C::pitch, 16 * tile, 16 * a);
     for (int i = lane; !keys && i < 32 * (C::tiles - 1 - tile); i += 32)
-        as_16_bytes(p + (16 * tile + i / 2 % 16) * C::rows + (tile + 1 + i / 32) * 16 + i % 2 * 8) = uint4{0, 0, 0, 0};
+        as_16_bytes(p + swizzled(16 * tile + i / 2 % 16, (tile + 1 + i / 32) * 16 + i % 2 * 8)) = uint4{0, 0, 0, 0};
     for (int to = 0; to <= tile; ++to) {
         float sum[2][4] = {}, more[2][4] = {};
         const std::uint32_t* apart = m.apart + (tile * C::tiles + to) * C::width / 2;
@@ -104,7 +104,7 @@ __device__ void pair_products(PrepareMemory<C>& m, int tile, bool keys, bf16* p)
                         *reinterpret_cast<float2*>(m.diagonal + tile * (256 + 16) + inside * 16 + j % 16) = {x, y};
                 } else {
                     x = j <= i ? x : 0.0f, y = j + 1 <= i ? y : 0.0f;
-                    *reinterpret_cast<std::uint32_t*>(p + i * C::rows + j) = pack_bf16(x, y);
+                    *reinterpret_cast<std::uint32_t*>(p + swizzled(i, j)) = pack_bf16(x, y);
                 }
             }
     }
@@ -115,7 +115,8 @@ __device__ void write_tile(bf16* to, const bf16* from) {
     constexpr int pieces = C::width / 8;
 #pragma unroll
     for (int i = threadIdx.x; i < C::rows * pieces; i += C::threads)
-        as_16_bytes(to + i * 8) = as_16_bytes(from + i / pieces * C::pitch + i % pieces * 8);
+        as_16_bytes(to + in_blocks<C::rows>(i / pieces, i % pieces * 8)) =
+            as_16_bytes(from + i / pieces * C::pitch + i % pieces * 8);
 }
 
 template <class C>
@@ -133,16 +134,16 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
         m.beta[row] = row < place.count ? fast_sigmoid(in.b(place.first + row, head)) : 0.0f;
     }
     {
-        Part<C> part;
+        Part<C, C::warps> part;
         part.load(in, place, head, bound, m.sums);
         float middle[8], end[8];
-        read_8(middle, m.sums + 2 * part.tile() * C::width + part.channel);
+        read_8(middle, m.sums + part.middle(part.tile()) * C::width + part.channel);
         read_8(end, m.sums + (C::warps - 1) * C::width + part.channel);
         constexpr float scale = C::width == 128 ? 0.08838834764831845f : 0.125f;  // K^-1/2
 #pragma unroll
         for (int e = 0; e < 8; ++e) end[e] = power_of_two(end[e] - middle[e]), middle[e] = power_of_two(middle[e]);
 #pragma unroll
-        for (int t = 0; t < C::own; ++t) {
+        for (int t = 0; t < Part<C, C::warps>::own; ++t) {
             float q[8], k[8], down[8];
             unpack_8(q, part.q[t]), unpack_8(k, part.k[t]);
 #pragma unroll
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
 #pragma unroll
             for (int e = 0; e < 8; ++e) q[e] *= middle[e], k[e] *= middle[e], down[e] *= end[e];
             as_16_bytes(m.k_plus + at) = pack_8(k);
-            const Index out = (unit * C::rows + part.row + t) * C::width + part.channel;
+            const Index out = unit * C::rows * C::width + in_blocks<C::rows>(part.row + t, part.channel);
             as_16_bytes(to.q + out) = pack_8(q), as_16_bytes(to.k + out) = pack_8(down);
         }
     }
@@ -167,7 +168,8 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
                   before = pair % C::tiles;
         if (before >= tile) continue;
         const auto apart = [&](int a) {
-            return power_of_two(middle_of<C>(m.sums, tile, a) - middle_of<C>(m.sums, before, a));
+            using P = Part<C, C::warps>;
+            return power_of_two(m.sums[P::middle(tile) * C::width + a] - m.sums[P::middle(before) * C::width + a]);
         };
         m.apart[i] = pack_bf16(apart(channel), apart(channel + 1));
     }
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
     __syncthreads();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const bool keys = warp >= C::tiles;
-    pair_products<C>(m, keys ? C::warps - 1 - warp : warp, keys, to.p + unit * C::rows * C::rows);
+    pair_products<C>(m, keys ? C::warps - 1 - warp : warp, keys, to.p + unit * C::rows * 64);
     __syncthreads();
     invert_diagonal<C>(m, warp, lane);
     __syncthreads();

@@ -22,7 +22,9 @@ struct ScanStage {
     static constexpr int tile = C::rows * C::width;
     bf16 w[tile], q[tile], k[tile], value[C::rows * Sl::columns];  // value: U, or dO; in the end what is written
     bf16 p[C::rows * 64];
-    float end[256];
+    float end[C::width];
+    Arrival arrival;
+    char rest[1024 - (4 * C::width + 8) % 1024];  // blocks begin at multiples of 1024 bytes
 };
 template <class C, class Sl>
 inline constexpr std::size_t scan_bytes = 2 * sizeof(ScanStage<C, Sl>) + 1024;
@@ -54,22 +56,40 @@ struct Scanned {
     __device__ Index state_column() const {
         return head * C::state + first + static_cast<Index>(threadIdx.x / 128 * 64) + column;
     }
-    __device__ ScanStage<C, Sl>& stage(int chunk) const { return stages[chunk % 2]; }
+    /// number: of the chunk in the order of the pass.
+    __device__ ScanStage<C, Sl>& stage(int number) const { return stages[number % 2]; }
+    __device__ void begin() const {
+        if (threadIdx.x == 0) begin_arrivals(&stages[0].arrival), begin_arrivals(&stages[1].arrival);
+        __syncthreads();
+    }
 
-    /// Starts to copy what every pass needs; value: [rows, columns] of U or dO.
-    __device__ void load(const Prepared& from, int chunk, const bf16* value, Index stride, int count) const {
-        ScanStage<C, Sl>& to = stage(chunk);
-        const Index at = unit(chunk), tile = at * C::rows * C::width;
-        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.w, from.w + tile, C::width);
-        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.q, from.q + tile, C::width);
-        copy_blocks<Sl::threads, C::rows, C::width / 64>(to.k, from.k + tile, C::width);
-        copy_blocks<Sl::threads, C::rows, Sl::groups>(to.value, value, stride, count);
-        for (int i = threadIdx.x; i < C::rows * C::rows / 8; i += Sl::threads) {
-            const int row = i / (C::rows / 8), col = i % (C::rows / 8) * 8;
-            copy_16_bytes(to.p + swizzled(row, col), from.p + at * C::rows * C::rows + i * 8);
-        }
-        if (threadIdx.x < C::width / 4)
-            copy_16_bytes(to.end + 4 * threadIdx.x, from.end + at * C::width + 4 * threadIdx.x);
+    /// Starts to copy the operands of a chunk; without u, value stays as it is.
+    __device__ void load(const Prepared& from, int chunk, int number, const bf16* u) const {
+        constexpr int tile = C::rows * C::width * 2, pairs = C::rows * 64 * 2, value = C::rows * Sl::columns * 2;
+        ScanStage<C, Sl>& to = stage(number);
+        const Index at = unit(chunk);
+        announce(&to.arrival, 3 * tile + pairs + 4 * C::width + (u != nullptr ? value : 0));
+        copy_whole<Sl::threads>(to.w, from.w + at * C::rows * C::width, tile, &to.arrival);
+        copy_whole<Sl::threads>(to.k, from.k + at * C::rows * C::width, tile, &to.arrival);
+        if (u != nullptr)
+            copy_whole<Sl::threads>(to.value, u + at * C::rows * C::width + C::rows * first, value, &to.arrival);
+        copy_whole<Sl::threads>(to.q, from.q + at * C::rows * C::width, tile, &to.arrival);
+        copy_whole<Sl::threads>(to.p, from.p + at * C::rows * 64, pairs, &to.arrival);
+        copy_whole<Sl::threads>(to.end, from.end + at * C::width, 4 * C::width, &to.arrival);
+    }
+    __device__ void wait(int number) const {
+        wait_for_copies<0>();
+        publish_copies();
+        __syncthreads();
+        wait_for_arrival(&stage(number).arrival, number / 2 % 2);
+    }
+    /// A packed state for the gradient kernel, in the order of the fragments.
+    __device__ void keep(const Fragment (&a)[C::width / 16], bf16* to) const {
+        const int strip = (first + column) / 16 + static_cast<int>(threadIdx.x) / 128 * 4;
+#pragma unroll
+        for (int i = 0; i < C::width / 16; ++i)
+            as_16_bytes(to + ((strip * (C::width / 16) + i) * 32 + threadIdx.x % 32) * 8) =
+                uint4{a[i][0], a[i][1], a[i][2], a[i][3]};
     }
     /// 16 x 16 of the stage's value, transposed.
     __device__ void load_value(Fragment& a, ScanStage<C, Sl>& stage, int tile) const {
@@ -82,8 +102,8 @@ struct Scanned {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            *reinterpret_cast<std::uint32_t*>(values(stage) + swizzled(16 * tile + i / 2 * 8 + lane / 4,
-                                                                       column + i % 2 * 8 + lane % 4 * 2)) =
+            *reinterpret_cast<std::uint32_t*>(
+                values(stage) + swizzled(16 * tile + i / 2 * 8 + lane / 4, column + i % 2 * 8 + lane % 4 * 2)) =
                 transposed_8x8(a[i]);
     }
     __device__ void write_value(ScanStage<C, Sl>& stage, bf16* to, Index stride, int count) const {
@@ -121,15 +141,6 @@ struct State {
     __device__ void store(float* to) {
         each([&](float& x, int row, int col) { to[row * C::width + col] = x; });
     }
-    __device__ void store(bf16* to) const {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < 2 * pairs; ++i)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                *reinterpret_cast<std::uint32_t*>(to + (8 * i + lane / 4) * C::width + 8 * half + lane % 4 * 2) =
-                    transposed_8x8(pack_bf16(s[i / 2][i % 2][2 * half], s[i / 2][i % 2][2 * half + 1]));
-    }
     __device__ void pack(Fragment (&a)[pairs]) const {
 #pragma unroll
         for (int i = 0; i < pairs; ++i) pack_tile(a[i], s[i]);
@@ -161,26 +172,25 @@ template <class C, class Sl>
 __global__ void __launch_bounds__(Sl::threads, 1)
     scan_forward_kernel(Prepared from, const Place* places, const Index* starts, DeviceSequences seq, Index heads,
                         MatrixView<const float> initial, MatrixView<bf16> o, MatrixView<float> final,
-                        MatrixView<float> states) {
+                        MatrixView<bf16> states) {
     extern __shared__ char memory[];
     const Scanned<C, Sl> at(starts, heads, memory);
     const auto load = [&](int chunk) {
-        if (chunk < at.chunks)
-            at.load(from, chunk, from.u + at.unit(chunk) * C::rows * C::width + at.first, C::width, C::rows);
+        if (chunk < at.chunks) at.load(from, chunk, chunk, from.u);
         commit_copies();
     };
+    at.begin();
     load(0);
     State<C> state;
     const float* begin = carried_in<float>(seq, at.sequence, initial);
     state.load(begin == nullptr ? nullptr : begin + at.state_column());
     for (int chunk = 0; chunk < at.chunks; ++chunk) {
         ScanStage<C, Sl>& m = at.stage(chunk);
-        wait_for_copies<0>();
-        publish_copies();
-        __syncthreads();
+        at.wait(chunk);
         load(chunk + 1);
         Fragment before[C::width / 16], values[C::tiles];
         state.pack(before);
+        if (states.rows != 0) at.keep(before, states.row(at.first_chunk + chunk) + at.head * C::state);
         float value[C::tiles][2][4], out[C::tiles][2][4] = {};
 #pragma unroll
         for (int t = 0; t < C::tiles; ++t) {
@@ -193,7 +203,6 @@ __global__ void __launch_bounds__(Sl::threads, 1)
         commit_products();
         read_state<C>(out, before, m.q);
         commit_products();
-        if (states.rows != 0) state.store(states.row(at.first_chunk + chunk) + at.state_column());
         state.decay(m.end);
         wait_for_products<1>();
 #pragma unroll
@@ -219,7 +228,7 @@ __global__ void __launch_bounds__(Sl::threads, 1)
     if (last != nullptr) state.store(last + at.state_column());
 }
 
-/// dvalues: dV' [chunks H, rows, V]; dstates: the gradient of the state after each chunk, [chunks H, K V] of bf16.
+/// dvalues: dV' [chunks H, rows, V]; dstates: the gradient of the state after each chunk, as states of forward.
 template <class C, class Sl>
 __global__ void __launch_bounds__(Sl::threads, 1)
     scan_backward_kernel(Prepared from, const Place* places, const Index* starts, DeviceSequences seq, Index heads,
@@ -227,24 +236,28 @@ __global__ void __launch_bounds__(Sl::threads, 1)
                          bf16* dvalues, bf16* dstates) {
     extern __shared__ char memory[];
     const Scanned<C, Sl> at(starts, heads, memory);
-    const auto load = [&](int chunk) {
-        if (chunk >= 0) {
+    const auto load = [&](int number) {
+        if (number < at.chunks) {
+            const int chunk = at.chunks - 1 - number;
             const Place place = places[at.first_chunk + chunk];
-            at.load(from, chunk, d_o.row(place.first) + at.head * C::width + at.first, d_o.stride, place.count);
+            at.load(from, chunk, number, nullptr);
+            copy_blocks<Sl::threads, C::rows, Sl::groups>(
+                at.stage(number).value, d_o.row(place.first) + at.head * C::width + at.first, d_o.stride, place.count);
         }
         commit_copies();
     };
-    load(at.chunks - 1);
+    at.begin();
+    load(0);
     State<C> gradient;
     gradient.load(dfinal.rows == 0 ? nullptr : dfinal.row(seq.slots[at.sequence]) + at.state_column());
-    for (int chunk = at.chunks - 1; chunk >= 0; --chunk) {
-        ScanStage<C, Sl>& m = at.stage(chunk);
-        wait_for_copies<0>();
-        publish_copies();
-        __syncthreads();
-        load(chunk - 1);
+    for (int number = 0; number < at.chunks; ++number) {
+        const int chunk = at.chunks - 1 - number;
+        ScanStage<C, Sl>& m = at.stage(number);
+        at.wait(number);
+        load(number + 1);
         Fragment after[C::width / 16], d_out[C::tiles], values[C::tiles];
         gradient.pack(after);
+        at.keep(after, dstates + at.unit(chunk) * C::state);
 #pragma unroll
         for (int t = 0; t < C::tiles; ++t) at.load_value(d_out[t], m, t);
         float value[C::tiles][2][4] = {};
@@ -253,7 +266,6 @@ __global__ void __launch_bounds__(Sl::threads, 1)
         for (int i = 0; i < C::tiles; ++i) multiply_columns<C>(value, d_out[i], m.p, i);
         read_state<C>(value, after, m.k);
         commit_products();
-        gradient.store(dstates + at.unit(chunk) * C::state + at.state_column() - at.head * C::state);
         gradient.decay(m.end);
         wait_for_products<0>();
 #pragma unroll

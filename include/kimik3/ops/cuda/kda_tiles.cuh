@@ -14,7 +14,7 @@ namespace kimik3::gpu::kda {
 template <int tiles_, int width_>
 struct Chunk {
     static constexpr int tiles = tiles_, width = width_, rows = 16 * tiles, warps = 2 * tiles, threads = 32 * warps,
-                         octets = width / 8, own = width / 32;  // tokens of a thread
+                         octets = width / 8;
     static constexpr int pitch = width + 8, narrow = rows + 8;  // of [., width] and [., rows] in shared memory
     static constexpr int state = width * width;
 };
@@ -25,13 +25,21 @@ struct Place {
     std::int32_t count, sequence;
 };
 
-/// bf16 matrices [rows, width] of a head of a chunk in scratch memory, one after another for all chunks and heads.
+/// bf16 matrices [rows, width] of a head of a chunk in scratch memory, in blocks of 64 columns, one after another for
+/// all chunks and heads.
 struct Prepared {
     bf16 *w, *u, *q, *k;  // -W, U, Q+, K-bar
-    bf16* p;              // [rows, rows], tiles on and below the diagonal
+    bf16* p;              // [rows, rows] in one block
     bf16 *lower, *inner;  // -L [rows, rows] and the inverses of I + L in tiles of the diagonal; for backward only
     float* end;           // [width] decay of the whole chunk
 };
+
+/// Where a block of 64 columns has (row, col): the 16-byte pieces of row r are exchanged by r % 8.
+__device__ inline int swizzled(int row, int col) { return row * 64 + ((col / 8 % 8) ^ (row % 8)) * 8 + col % 8; }
+template <int rows>
+__device__ int in_blocks(int row, int col) {
+    return col / 64 * rows * 64 + swizzled(row, col);
+}
 
 __device__ inline float power_of_two(float x) {
     float y;
@@ -134,21 +142,25 @@ __device__ void copy_tile(bf16* to, int pitch, const bf16* from, Index stride, i
     }
 }
 
-/// A thread's part of a chunk: own tokens from row on, 8 channels from channel on.
-template <class C>
+/// A thread's part of a chunk, of which each of the warps has as many tokens: own tokens from row on, 8 channels from
+/// channel on.
+template <class C, int warps>
 struct Part {
+    static constexpr int threads = 32 * warps, tokens = C::rows / warps, own = tokens * C::octets / 32;
     int lane, warp, channel, row;
-    uint4 q[C::own], k[C::own];      // raw
-    float q_r[C::own], k_r[C::own];  // 1 / norm
-    float c[C::own][8];              // relative to the middle of the tile
+    uint4 q[own], k[own];      // raw
+    float q_r[own], k_r[own];  // 1 / norm
+    float c[own][8];           // relative to the middle of the tile
 
     __device__ Part()
         : lane(threadIdx.x % 32),
           warp(threadIdx.x / 32),
           channel(lane % C::octets * 8),
-          row(8 * warp + lane / C::octets * C::own) {}
+          row(tokens * warp + lane / C::octets * own) {}
 
-    __device__ int tile() const { return warp / 2; }
+    __device__ int tile() const { return row / 16; }
+    /// m_I of a channel: sums at the last warp of the first half of the tile.
+    __device__ static int middle(int tile) { return (16 * tile + 8) / tokens - 1; }
 
     __device__ static uint4 raw(const MatrixView<const bf16>& m, const Place& place, Index head, int at, int col) {
         if (at >= place.count) return uint4{0, 0, 0, 0};
@@ -166,9 +178,9 @@ struct Part {
 
     /// Loads q and k, their norms, and the decay; sums: [warps, width], afterwards c at the last token of every warp.
     __device__ void load(const KdaRawInput<bf16>& in, const Place& place, Index head, float bound, float* sums) {
-        uint4 z[C::own];
+        uint4 z[own];
 #pragma unroll
-        for (int t = 0; t < C::own; ++t) {
+        for (int t = 0; t < own; ++t) {
             q[t] = raw(in.q, place, head, row + t, channel);
             k[t] = raw(in.k, place, head, row + t, channel);
             z[t] = raw(in.z, place, head, row + t, channel);
@@ -176,7 +188,7 @@ struct Part {
         const float rate = expf(in.A_log[head]);
         const float* bias = in.dt_bias.data + head * C::width + channel;
 #pragma unroll
-        for (int t = 0; t < C::own; ++t) {
+        for (int t = 0; t < own; ++t) {
             q_r[t] = unit_scale(q[t]), k_r[t] = unit_scale(k[t]);
             unpack_8(c[t], z[t]);
 #pragma unroll
@@ -187,7 +199,7 @@ struct Part {
         }
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            float total = c[C::own - 1][e];
+            float total = c[own - 1][e];
 #pragma unroll
             for (int apart = C::octets; apart < 32; apart *= 2) {
                 const float before = __shfl_up_sync(0xffffffffu, total, apart);
@@ -196,30 +208,23 @@ struct Part {
             const float before = __shfl_up_sync(0xffffffffu, total, C::octets);
             if (lane >= 32 - C::octets) sums[warp * C::width + channel + e] = total;
 #pragma unroll
-            for (int t = 0; t < C::own; ++t) c[t][e] += lane >= C::octets ? before : 0.0f;
+            for (int t = 0; t < own; ++t) c[t][e] += lane >= C::octets ? before : 0.0f;
         }
         __syncthreads();
-        for (int a = threadIdx.x; a < C::width; a += C::threads) {
+        for (int a = threadIdx.x; a < C::width; a += threads) {
             float sum = 0;
 #pragma unroll
-            for (int w = 0; w < C::warps; ++w) sums[w * C::width + a] = sum += sums[w * C::width + a];
+            for (int w = 0; w < warps; ++w) sums[w * C::width + a] = sum += sums[w * C::width + a];
         }
         __syncthreads();
-        if (warp % 2 != 0) return;
         float middle[8], before[8] = {};
-        read_8(middle, sums + warp * C::width + channel);
+        read_8(middle, sums + Part::middle(tile()) * C::width + channel);
         if (warp > 0) read_8(before, sums + (warp - 1) * C::width + channel);
 #pragma unroll
-        for (int t = 0; t < C::own; ++t)
+        for (int t = 0; t < own; ++t)
 #pragma unroll
             for (int e = 0; e < 8; ++e) c[t][e] += before[e] - middle[e];
     }
 };
-
-/// m_I of a channel, from the sums of Part::load.
-template <class C>
-__device__ float middle_of(const float* sums, int tile, int channel) {
-    return sums[2 * tile * C::width + channel];
-}
 
 }  // namespace kimik3::gpu::kda

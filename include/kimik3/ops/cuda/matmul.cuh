@@ -17,6 +17,22 @@ template <class T>
 inline constexpr cublasComputeType_t compute_type =
     std::is_same_v<T, double> ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
 
+/// The largest power of two up to 256 that divides an address.
+inline Index alignment_of(const void* address) {
+    const auto bits = reinterpret_cast<std::uintptr_t>(address) | 256;
+    return static_cast<Index>(bits & (~bits + 1));
+}
+
+/// A product of many rows of bf16 by a kernel of the context's choice; false where there is none.
+inline bool planned_product(const Context<Cuda>& ctx, cublasOperation_t op_b, Index inner, In<bf16> a, In<bf16> b,
+                            MatrixView<bf16> c, Add add) {
+    constexpr Index many = 2048;
+    const Index alignment = (std::min)({alignment_of(a.data), alignment_of(b.data), alignment_of(c.data)});
+    if (c.rows < many || alignment < 16) return false;
+    return ctx.product({op_b == CUBLAS_OP_T, c.cols, c.rows, inner, b.stride, a.stride, c.stride, alignment}, b.data,
+                       a.data, add == Add::yes ? 1.0f : 0.0f, c.data);
+}
+
 /// c [M, N] = op(a) op(b), where op is as cuBLAS says it, of the stored matrices.
 template <class T, class C>
 void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOperation_t op_b, Index inner, In<T> a,
@@ -25,6 +41,9 @@ void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOper
     if (inner == 0) {
         if (add == Add::no) clear(ctx, c);
         return;
+    }
+    if constexpr (std::is_same_v<C, bf16>) {
+        if (op_a == CUBLAS_OP_N && planned_product(ctx, op_b, inner, a, b, c, add)) return;
     }
     const accumulator_t<T> one = 1, kept = add == Add::yes ? 1 : 0;
     KIMIK3_CUDA(cublasGemmEx_64(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, cuda_type<T>, b.stride,

@@ -25,7 +25,7 @@ struct MuonBatch {
 
     using Iteration = NewtonSchulzBatch<U>;
     static Index numbers_bytes(Index count, Index rows, Index cols) {
-        return round_up(count * (1 + norm_parts(rows * cols)) * static_cast<Index>(sizeof(T)), 256);
+        return round_up(count * (1 + parts_of(rows * cols)) * static_cast<Index>(sizeof(T)), 256);
     }
     static Index bytes(Index count, Index rows, Index cols) {
         return numbers_bytes(count, rows, cols) +
@@ -61,17 +61,14 @@ void muon_batch_step(const Context<Cuda>& ctx, MuonBatch<U, T> batch, Index step
         ctx, count, size, [=] __device__(Index b, Index i) { return batch.move_momentum(b, i); }, unit + count, unit);
     const Index apart = x.size(batch.rows, batch.cols);
     U* first = x.now;
-    for_each(ctx, count * size, [=] __device__(Index n) {
-        const Index b = n / size, i = n % size;
+    for_elements(ctx, count, size, [=] __device__(Index b, Index i) {
         first[b * apart + i] = static_cast<U>(batch.update(b, i) * unit[b]);
     });
     x.iterate(ctx, steps);
     const U* last = x.now;
     const double reach = 0.2 * std::sqrt(static_cast<double>((std::max)(batch.rows, batch.cols)));
-    for_each(ctx, count * size, [=] __device__(Index n) {
-        if (!batch.numbers->applied) return;
-        const Index b = n / size, i = n % size;
-        batch.step(b, i, static_cast<T>(last[b * apart + i]), reach);
+    for_elements(ctx, count, size, [=] __device__(Index b, Index i) {
+        if (batch.numbers->applied) batch.step(b, i, static_cast<T>(last[b * apart + i]), reach);
     });
 }
 

@@ -1,10 +1,101 @@
 #pragma once
-// RMSNorm on the GPU: a team a row; dw by column sums, before dx may take the place of dy or x.
+// RMSNorm on the GPU: a team a row, which is read once and kept in registers; dw is summed in the same pass. Rows that
+// are no Eights (vectors.cuh) take the plain form, where dw comes first, before dx may take the place of dy or x.
 
-#include "kimik3/ops/cuda/launch.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 #include "kimik3/ops/rms_norm.hpp"
 
 namespace kimik3 {
+namespace gpu {
+
+template <class T, int lanes, int vectors>
+__global__ void __launch_bounds__(block_threads)
+    rms_norm_forward_kernel(MatrixView<const T> x, VectorView<const accumulator_t<T>> w, accumulator_t<T> eps,
+                            MatrixView<T> y, VectorView<accumulator_t<T>> r) {
+    using A = accumulator_t<T>;
+    rows_of_team<lanes>(x.rows, [&](Index n, int lane) {
+        Eight<T> row[vectors];
+        A squares = A(0);
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            const int c = 8 * (v * lanes + lane);
+            row[v] = n < x.rows && c < x.cols ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero();
+        }
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            A value[8];
+            row[v].get(value);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) squares += value[i] * value[i];
+        }
+        const A scale = A(1) / sqrt(team_sum<lanes>(squares) / static_cast<A>(x.cols) + eps);
+        if (n >= x.rows) return;
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            const int c = 8 * (v * lanes + lane);
+            if (c >= x.cols) continue;
+            A value[8], weight[8];
+            row[v].get(value);
+            load_eight(w.data + c, weight);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) value[i] *= scale * weight[i];
+            Eight<T>::of(value).store(y.row(n) + c);
+        }
+        if (lane == 0) r[n] = scale;
+    });
+}
+
+/// parts: a block's sums of dw.
+template <class T, int lanes, int vectors>
+__global__ void __launch_bounds__(128)
+    rms_norm_backward_kernel(MatrixView<const T> dy, MatrixView<const T> x, VectorView<const accumulator_t<T>> w,
+                             VectorView<const accumulator_t<T>> r, MatrixView<T> dx, accumulator_t<T>* parts) {
+    using A = accumulator_t<T>;
+    __shared__ A shared[8 * lanes * vectors];
+    A sums[vectors][8] = {};
+    rows_of_team<lanes>(x.rows, [&](Index n, int lane) {
+        const bool exists = n < x.rows;
+        Eight<T> row[vectors], gradient[vectors];
+        const A scale = exists ? r[n] : A(0);
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            const int c = 8 * (v * lanes + lane);
+            row[v] = exists && c < x.cols ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero();
+            gradient[v] = exists && c < x.cols ? Eight<T>::load(dy.row(n) + c) : Eight<T>::zero();
+        }
+        A along = A(0);
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            const int c = 8 * (v * lanes + lane);
+            if (c >= x.cols) continue;
+            A value[8], g[8], weight[8];
+            row[v].get(value), gradient[v].get(g);
+            load_eight(w.data + c, weight);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const A product = g[i] * value[i];
+                sums[v][i] += product * scale;
+                along += product * weight[i];
+            }
+        }
+        const A pull = scale * scale * scale * (team_sum<lanes>(along) / static_cast<A>(x.cols));
+        if (!exists) return;
+#pragma unroll
+        for (int v = 0; v < vectors; ++v) {
+            const int c = 8 * (v * lanes + lane);
+            if (c >= x.cols) continue;
+            A value[8], g[8], weight[8];
+            row[v].get(value), gradient[v].get(g);
+            load_eight(w.data + c, weight);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) value[i] = g[i] * weight[i] * scale - value[i] * pull;
+            Eight<T>::of(value).store(dx.row(n) + c);
+        }
+    });
+    leave_column_sums<lanes, vectors>(sums, static_cast<int>(x.cols / 8), shared, parts + blockIdx.x * x.cols);
+}
+
+}  // namespace gpu
 
 template <class T>
 void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<accumulator_t<T>> w, double eps, Out<T> y,
@@ -13,6 +104,15 @@ void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<accumulator_t<
     require_shape("rms_norm: y", y, x.rows, x.cols);
     require_size("rms_norm: w", w, x.cols);
     require_size("rms_norm: r", r, x.rows);
+    if (x.rows == 0) return;
+    if (gpu::in_eights<const T>({x, y}) && gpu::in_eights<const A>({w}) &&
+        gpu::split_row(x.cols, [&](auto lanes, auto vectors) {
+            const Index blocks = ceil_div(x.rows, gpu::block_threads / lanes);
+            gpu::rms_norm_forward_kernel<T, lanes, vectors>
+                <<<gpu::grid_of(blocks), gpu::block_threads, 0, ctx.stream()>>>(x, w, static_cast<A>(eps), y, r);
+            check_launch();
+        }))
+        return;
     gpu::for_rows(ctx, x.rows, x.cols, [=] __device__(Index n, gpu::Team team) {
         A squares = A(0);
         for (Index c = team.rank; c < x.cols; c += team.size) squares += A(x(n, c)) * x(n, c);
@@ -29,6 +129,19 @@ void rms_norm_backward(const Context<Cuda>& ctx, In<T> dy, In<T> x, InVector<acc
     require_shape("rms_norm: dy", dy, x.rows, x.cols);
     require_shape("rms_norm: dx", dx, x.rows, x.cols);
     require_size("rms_norm: dw", dw, x.cols);
+    if (x.rows == 0) return;
+    Index blocks = 0;
+    A* parts = nullptr;
+    if (gpu::in_eights<const T>({dy, x, dx}) && gpu::in_eights<const A>({w}) &&
+        gpu::split_row(x.cols, [&](auto lanes, auto vectors) {
+            constexpr auto kernel = gpu::rms_norm_backward_kernel<T, lanes, vectors>;
+            static const Index most = gpu::resident_blocks(kernel, 128);
+            blocks = (std::min)(most, ceil_div(x.rows, 128 / lanes));
+            parts = ctx.workspace<A>(Scratch::sums, blocks * x.cols);
+            kernel<<<gpu::exact_grid(blocks), 128, 0, ctx.stream()>>>(dy, x, w, r, dx, parts);
+            check_launch();
+        }))
+        return gpu::sum_parts(ctx, parts, blocks, x.cols, [=] __device__(Index c, A sum) { dw[c] += sum; });
     gpu::column_sums<A>(
         ctx, x.rows, x.cols, [=] __device__(Index n, Index c) { return A(dy(n, c)) * x(n, c) * r[n]; },
         [=] __device__(Index c, A sum) { dw[c] += sum; });

@@ -1,8 +1,10 @@
 #pragma once
-// The short convolution on the GPU. Backward puts e = dy SiLU' of every row into scratch memory, from which du, dw
-// and the window's gradient follow; so du can take the place of dy.
+// The short convolution on the GPU, by the kernels of short_conv_rows.cuh where they take the shapes. The plain
+// backward puts e = dy SiLU' of every row into scratch memory, from which du, dw and the window's gradient follow; so du
+// can take the place of dy.
 
 #include "kimik3/ops/cuda/carried.cuh"
+#include "kimik3/ops/cuda/short_conv_rows.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/short_conv.hpp"
 
@@ -62,6 +64,10 @@ void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
     using A = accumulator_t<T>;
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
     gpu::require_carried<accumulator_t<T>>("short_conv", seq, final, (w.cols - 1) * u.cols);
+    if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, y, {}, w, {initial.rows, final.rows})) {
+        gpu::conv_rows_forward<T>(ctx, in.seq, u, w, y);
+        return gpu::clear_rows_from(ctx, seq.tokens(), y);
+    }
     gpu::for_rows(ctx, seq.tokens(), u.cols, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
         for (Index c = team.rank; c < in.u.cols; c += team.size)
@@ -92,6 +98,10 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
     require_shape("short_conv: dw", dw, w.rows, w.cols);
     gpu::require_carried<accumulator_t<T>>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
     gpu::require_carried<accumulator_t<T>>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
+    if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, du, dy, w, {initial.rows, dfinal.rows, dinitial.rows})) {
+        gpu::conv_rows_backward<T>(ctx, in.seq, dy, u, w, du, dw);
+        return gpu::clear_rows_from(ctx, seq.tokens(), du);
+    }
     const Index taps = w.cols, channels = u.cols;
     const MatrixView<A> e(ctx.workspace<A>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);
     gpu::for_rows(ctx, seq.tokens(), channels, [=] __device__(Index n, gpu::Team team) {

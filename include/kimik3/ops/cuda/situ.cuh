@@ -1,36 +1,62 @@
 #pragma once
-// SiTU-GLU on the GPU.
+// SiTU-GLU on the GPU, an Eight a thread where rows are made of Eights (vectors.cuh).
 
-#include "kimik3/ops/cuda/launch.cuh"
-#include "kimik3/ops/formulas.hpp"
+#include "kimik3/ops/cuda/quick_formulas.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 #include "kimik3/ops/situ.hpp"
 
 namespace kimik3 {
 namespace gpu {
 
-/// The betas of a kernel, and whether it computes their limit.
+/// The betas of a kernel for numbers stored as T, and whether it computes their limit.
 template <class T>
 struct SituNumbers {
-    T beta, linear_beta;
+    using A = accumulator_t<T>;
+    A beta, linear_beta, inverse_beta, inverse_linear_beta;
     bool limit;
 
     explicit SituNumbers(SituBetas b)
-        : beta(static_cast<T>(b.gate)), linear_beta(static_cast<T>(b.linear)), limit(b.is_swiglu()) {}
-    __device__ T value(T gate, T up) const {
-        return limit ? swiglu(gate, up) : situ(gate, up, beta, linear_beta);
+        : beta(static_cast<A>(b.gate)),
+          linear_beta(static_cast<A>(b.linear)),
+          inverse_beta(static_cast<A>(1.0 / b.gate)),
+          inverse_linear_beta(static_cast<A>(1.0 / b.linear)),
+          limit(b.is_swiglu()) {}
+    __device__ A value(A gate, A up) const {
+        const A s = sigmoid_of<T>(gate);
+        if (limit) return gate * s * up;
+        return beta * gate_tanh(gate) * s * linear_beta * up_tanh(up);
     }
-    __device__ SituGradient<T> gradient(T gate, T up, T dy) const {
-        return limit ? swiglu_gradient(gate, up, dy) : situ_gradient(gate, up, beta, linear_beta, dy);
+    __device__ SituGradient<A> gradient(A gate, A up, A dy) const {
+        const A s = sigmoid_of<T>(gate);
+        if (limit) return {dy * up * (s * (A(1) + gate * (A(1) - s))), dy * (gate * s)};
+        const A t = gate_tanh(gate), h = up_tanh(up);
+        // (SITU-2)
+        return {dy * linear_beta * h * s * ((A(1) - t * t) + beta * t * (A(1) - s)), dy * beta * t * s * (A(1) - h * h)};
     }
+
+private:
+    static constexpr bool quick = std::is_same_v<T, bf16>;
+    __device__ A gate_tanh(A x) const { return tanh_of<T>(quick ? x * inverse_beta : x / beta); }
+    __device__ A up_tanh(A x) const { return tanh_of<T>(quick ? x * inverse_linear_beta : x / linear_beta); }
 };
 
 }  // namespace gpu
 
 template <class T>
 void situ_forward(const Context<Cuda>& ctx, In<T> gate, In<T> up, SituBetas betas, Out<T> y) {
+    using A = accumulator_t<T>;
     require_shape("situ: gate", gate, y.rows, y.cols);
     require_shape("situ: up", up, y.rows, y.cols);
-    const gpu::SituNumbers<accumulator_t<T>> form(betas);
+    const gpu::SituNumbers<T> form(betas);
+    if (gpu::in_eights<const T>({gate, up, y})) {
+        return gpu::for_eights(ctx, y.rows, y.cols, [=] __device__(Index n, Index c) {
+            A g[8], u[8];
+            gpu::load_eight(gate.row(n) + c, g), gpu::load_eight(up.row(n) + c, u);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) g[i] = form.value(g[i], u[i]);
+            gpu::Eight<T>::of(g).store(y.row(n) + c);
+        });
+    }
     gpu::for_rows(ctx, y.rows, y.cols, [=] __device__(Index n, gpu::Team team) {
         for (Index c = team.rank; c < y.cols; c += team.size)
             y(n, c) = static_cast<T>(form.value(gate(n, c), up(n, c)));
@@ -40,14 +66,29 @@ void situ_forward(const Context<Cuda>& ctx, In<T> gate, In<T> up, SituBetas beta
 template <class T>
 void situ_backward(const Context<Cuda>& ctx, In<T> dy, In<T> gate, In<T> up, SituBetas betas, Out<T> dgate,
                    Out<T> dup) {
+    using A = accumulator_t<T>;
     require_shape("situ: gate", gate, dy.rows, dy.cols);
     require_shape("situ: up", up, dy.rows, dy.cols);
     require_shape("situ: dgate", dgate, dy.rows, dy.cols);
     require_shape("situ: dup", dup, dy.rows, dy.cols);
-    const gpu::SituNumbers<accumulator_t<T>> form(betas);
+    const gpu::SituNumbers<T> form(betas);
+    if (gpu::in_eights<const T>({dy, gate, up, dgate, dup})) {
+        return gpu::for_eights(ctx, dy.rows, dy.cols, [=] __device__(Index n, Index c) {
+            A g[8], u[8], d[8];
+            gpu::load_eight(gate.row(n) + c, g), gpu::load_eight(up.row(n) + c, u);
+            gpu::load_eight(dy.row(n) + c, d);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const SituGradient<A> gradient = form.gradient(g[i], u[i], d[i]);
+                g[i] = gradient.gate, u[i] = gradient.up;
+            }
+            gpu::Eight<T>::of(g).store(dgate.row(n) + c);
+            gpu::Eight<T>::of(u).store(dup.row(n) + c);
+        });
+    }
     gpu::for_rows(ctx, dy.rows, dy.cols, [=] __device__(Index n, gpu::Team team) {
         for (Index c = team.rank; c < dy.cols; c += team.size) {
-            const auto gradient = form.gradient(gate(n, c), up(n, c), dy(n, c));
+            const SituGradient<A> gradient = form.gradient(gate(n, c), up(n, c), dy(n, c));
             dgate(n, c) = static_cast<T>(gradient.gate);
             dup(n, c) = static_cast<T>(gradient.up);
         }

@@ -27,6 +27,11 @@ public:
         convert(ctx_, m.middle_rows(0, used_), wide.middle_rows(0, used_));
         return wide;
     }
+    MatrixView<const float> whole(MatrixView<const bf16> m) {
+        const MatrixView<float> wide = room(m.rows, m.cols);
+        convert(ctx_, m, wide);
+        return wide;
+    }
     MatrixView<float> result(MatrixView<bf16> m) {
         return m.data == nullptr ? MatrixView<float>{} : room(m.rows, m.cols);
     }
