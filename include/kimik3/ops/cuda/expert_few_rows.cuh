@@ -24,7 +24,6 @@ struct StepExpertsWork {
     MatrixView<T> hidden, out;
     int all;          // experts
     bool by_pair;     // blocks go over the pairs, and one that is not the first of its expert rests; else over experts
-    bool wide1, wide2;
     SituNumbers<float> form;
 
     __device__ int tokens() const { return static_cast<int>(z.rows); }
@@ -58,6 +57,7 @@ __device__ void choose_of(const StepExpertsWork<T>& work, int n, std::int32_t* e
     }
     broken = __any_sync(0xffffffffu, broken);
     float sum = 0, mine = 0;  // lane j keeps the score of slot j
+#pragma unroll 1
     for (int j = 0; j < count; ++j) {
         unsigned best = 0;
         int at = 0;
@@ -112,9 +112,11 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, k = work.chosen(), all = work.tokens() * k;
     const bool here = work.tokens() <= 8;
     if (here) {
+#pragma unroll 1
         for (int n = thread / 32; n < work.tokens(); n += 4) choose_experts(work, n, chosen + n * k, weights + n * k);
         __syncthreads();
         if (blockIdx.x == 0 && !chosen_before)
+#pragma unroll 1
             for (int i = thread; i < all; i += 128)
                 work.experts(i / k, i % k) = chosen[i], work.weights(i / k, i % k) = weights[i];
     }
@@ -122,6 +124,7 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
         const auto expert_of = [&](int i) { return here ? chosen[i] : work.experts(i / k, i % k); };
         const int expert = work.by_pair ? expert_of(at) : at;
         int count = 0;
+#pragma unroll 1
         for (int first = 0; first < all; first += 256) {
             int found[8];
 #pragma unroll
@@ -147,7 +150,7 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
 }
 
 /// down: out = w2 hidden; else hidden = SiTU(w1 z, w3 z).
-template <class T, bool down>
+template <class T, bool down, bool wide>
 __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant__ StepExpertsWork<T> work) {
     constexpr int warps = 4, stage = 4, per_tile = down ? 16 : 8;
     __shared__ __align__(16) float parts[warps][16][8];
@@ -156,7 +159,6 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
     const int inner = static_cast<int>(down ? work.hidden.cols : work.z.cols),
               rows = static_cast<int>(down ? work.out.cols : work.hidden.cols), tiles = ceil_div(rows, per_tile),
               tile = static_cast<int>(blockIdx.x) % tiles, chunks = ceil_div(inner, 32);
-    const bool wide = down ? work.wide2 : work.wide1;
     Octet<T> w[stage][2];
     const auto load = [&](int expert, int base) {
         const Index offset = Index{expert} * rows * inner;
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
                                          : TileRows<T>::pair(work.w1 + offset, work.w3 + offset, rows, inner, tile);
 #pragma unroll
         for (int i = 0; i < stage; ++i)
-            weights.load(w[i], lane, 32 * (base + warps * i + lane.warp) + 8 * lane.c, inner, wide);
+            weights.template load<wide>(w[i], lane, 32 * (base + warps * i + lane.warp) + 8 * lane.c, inner);
     };
     const int at = static_cast<int>(blockIdx.x) / tiles;
     if (!work.by_pair) load(at, 0);  // most experts have tokens where there are as many pairs as experts
@@ -177,20 +179,23 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
     find_pairs(work, at, down, pairs);
     if (work.by_pair && pairs.count > 0) load(pairs.expert, 0);
     if constexpr (down) await_predecessor();
+#pragma unroll 1
     for (int first = 0; first < pairs.count; first += 8) {
         const int left = pairs.count - first, pair = lane.r < left ? pairs.pair[first + lane.r] : 0;
         const T* x = lane.r >= left ? nullptr : down ? work.hidden.row(pair) : work.z.row(pair / work.chosen());
         TileSums<T> sums;
+#pragma unroll 1
         for (int base = 0; base < chunks; base += warps * stage) {
             if (chunks > warps * stage && (base > 0 || first > 0)) load(pairs.expert, base);
 #pragma unroll
             for (int i = 0; i < stage; ++i) {
                 const int k = 32 * (base + warps * i + lane.warp) + 8 * lane.c;
-                sums.add(w[i], load_octet(x, k, inner, wide), lane, left);
+                sums.add(w[i], load_octet<wide>(x, k, inner), lane, left);
             }
         }
         sums.store(parts[lane.warp], lane, left);
         __syncthreads();
+#pragma unroll 1
         for (int i = static_cast<int>(threadIdx.x); i < per_tile * 8; i += 128) {
             const int row = i % per_tile, t = i / per_tile, to = per_tile * tile + row;
             if (t >= left || to >= rows) continue;
@@ -231,13 +236,18 @@ void step_experts(const Context<Cuda>& ctx, const StepExperts<T>& in) {
                                        in.out,
                                        static_cast<int>(all),
                                        by_pair,
-                                       gpu::is_wide(in.w1) && gpu::is_wide(in.w3) && gpu::is_wide(in.z),
-                                       gpu::is_wide(in.w2) && gpu::is_wide<T>(in.hidden),
                                        gpu::SituNumbers<float>(in.betas)};
     const Index groups = by_pair ? pairs : all;
     if (tokens > 8) gpu::launch_early(ctx, ceil_div(tokens, 4), 128, 0, gpu::choose_experts_kernel<T>, work);
-    gpu::launch_early(ctx, groups * ceil_div(in.hidden.cols, 8), 128, 0, gpu::step_experts_kernel<T, false>, work);
-    gpu::launch_early(ctx, groups * ceil_div(in.out.cols, 16), 128, 0, gpu::step_experts_kernel<T, true>, work);
+    const auto launch = [&](auto wide) {
+        const Index ups = groups * ceil_div(in.hidden.cols, 8), downs = groups * ceil_div(in.out.cols, 16);
+        gpu::launch_early(ctx, ups, 128, 0, gpu::step_experts_kernel<T, false, wide>, work);
+        gpu::launch_early(ctx, downs, 128, 0, gpu::step_experts_kernel<T, true, wide>, work);
+    };
+    const bool wide = gpu::is_wide(in.w1) && gpu::is_wide(in.w3) && gpu::is_wide(in.w2) && gpu::is_wide(in.z) &&
+                      gpu::is_wide<T>(in.hidden);
+    if (wide) launch(std::true_type{});
+    else launch(std::false_type{});
 }
 
 }  // namespace kimik3

@@ -75,21 +75,23 @@ struct alignas(16) Octet<bf16> {
 
 /// Numbers k to k + 7 of a row of count, zeros past its end and of a row that is nullptr. wide: rows begin at multiples
 /// of 16 bytes and hold a multiple of eight.
-template <class T>
-__device__ Octet<T> load_octet(const T* row, int k, int count, bool wide) {
+template <bool wide, class T>
+__device__ Octet<T> load_octet(const T* row, int k, int count) {
     Octet<T> octet{};
     if (row == nullptr || k >= count) return octet;
-    if (wide) {
+    if constexpr (wide) {
         uint4* to = reinterpret_cast<uint4*>(&octet);
         const uint4* from = reinterpret_cast<const uint4*>(row + k);
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) to[i] = from[i];
         return octet;
+    } else {
+        float value[8] = {};
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+            if (k + e < count) value[e] = row[k + e];
+        return Octet<T>::of(value);
     }
-    float value[8] = {};
-    for (int e = 0; e < 8; ++e)
-        if (k + e < count) value[e] = row[k + e];
-    return Octet<T>::of(value);
 }
 /// Brings a cache line nearer.
 __device__ inline void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
@@ -100,13 +102,14 @@ __device__ void store_octet(T* to, const Octet<T>& octet) {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = from[i];
 }
+/// Whether rows begin at multiples of 16 bytes and hold a multiple of eight; a matrix without rows has none that do not.
 template <class T>
 bool is_wide(const T* data, Index stride, Index count) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0 && count % 8 == 0;
 }
 template <class T>
 bool is_wide(MatrixView<const T> m) {
-    return is_wide(m.data, m.stride, m.cols);
+    return m.rows == 0 || is_wide(m.data, m.rows == 1 ? 8 : m.stride, m.cols);
 }
 
 /// A lane's place in a tile of 16 rows of w and eight of x.
@@ -137,9 +140,10 @@ struct TileRows {
         const int left = rows - 8 * tile;
         return {w + Index{8} * tile * inner, other + Index{8} * tile * inner, left < 8 ? left : 8, left < 8 ? left : 8};
     }
-    __device__ void load(Octet<W> (&to)[2], TileLane lane, int k, int inner, bool wide) const {
-        to[0] = load_octet(lane.r < first_count ? first + Index{lane.r} * inner : nullptr, k, inner, wide);
-        to[1] = load_octet(lane.r < second_count ? second + Index{lane.r} * inner : nullptr, k, inner, wide);
+    template <bool wide>
+    __device__ void load(Octet<W> (&to)[2], TileLane lane, int k, int inner) const {
+        to[0] = load_octet<wide>(lane.r < first_count ? first + Index{lane.r} * inner : nullptr, k, inner);
+        to[1] = load_octet<wide>(lane.r < second_count ? second + Index{lane.r} * inner : nullptr, k, inner);
     }
 };
 

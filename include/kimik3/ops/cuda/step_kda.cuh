@@ -22,10 +22,9 @@ struct StepKdaWork {
     const float *A_log, *dt_bias, *norm;
     MatrixView<float> state;
     MatrixView<T> y;
-    bool wide;  // f_low and f_b
 };
 
-template <class T, int dim>
+template <class T, int dim, bool is_wide>
 __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant__ StepKdaWork<T> work) {
     constexpr int rows = dim / 4, warps = dim / 8, held = 4;
     constexpr int past = static_cast<int>(StepKda<T>::most_taps) - 1;
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     const T* gate_row = work.f_b.row(Index{h} * dim + channel);
     Octet<T> gate_weights[held];
 #pragma unroll
-    for (int i = 0; i < held; ++i) gate_weights[i] = load_octet(gate_row, 32 * i + 8 * quarter, work.rank, work.wide);
+    for (int i = 0; i < held; ++i) gate_weights[i] = load_octet<is_wide>(gate_row, 32 * i + 8 * quarter, work.rank);
     const float bias = work.dt_bias[Index{h} * dim + channel], rate = expf(work.A_log[h]);
 
     await_predecessor();
@@ -80,18 +79,20 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     float logit = 0;
 #pragma unroll
     for (int i = 0; i < held; ++i) {
-        const Octet<T> x = load_octet(work.f_low.row(n), 32 * i + 8 * quarter, work.rank, work.wide);
+        const Octet<T> x = load_octet<is_wide>(work.f_low.row(n), 32 * i + 8 * quarter, work.rank);
         for (int e = 0; e < 8; ++e) logit += gate_weights[i][e] * x[e];
     }
+#pragma unroll 1
     for (int k = 32 * held + 8 * quarter; k < work.rank; k += 32) {
-        const Octet<T> w = load_octet(gate_row, k, work.rank, work.wide),
-                       x = load_octet(work.f_low.row(n), k, work.rank, work.wide);
+        const Octet<T> w = load_octet<is_wide>(gate_row, k, work.rank),
+                       x = load_octet<is_wide>(work.f_low.row(n), k, work.rank);
         for (int e = 0; e < 8; ++e) logit += w[e] * x[e];
     }
     logit = TileLane{}.quad_sum(logit) + bias;
     if (quarter == 0) row[channel].z = expf(work.lower_bound * sigmoid(rate * logit));
     __syncthreads();
 
+#pragma unroll 1
     for (int which = warp; which < 3; which += warps) {  // q q, k k, q k
         float sum = 0;
         for (int a = lane; a < dim; a += 32)
@@ -157,10 +158,11 @@ void step_kda(const Context<Cuda>& ctx, const Sequences& seq, const StepKda<T>& 
                                    in.dt_bias.data,
                                    in.norm.data,
                                    in.state,
-                                   y,
-                                   gpu::is_wide(in.f_low) && gpu::is_wide(in.f_b)};
+                                   y};
+    const bool wide = gpu::is_wide(in.f_low) && gpu::is_wide(in.f_b);
     const auto launch = [&](auto dim_of) {
-        gpu::launch_early(ctx, seq.count() * in.heads, 4 * dim_of, 0, gpu::step_kda_kernel<T, dim_of>, work);
+        gpu::launch_early(ctx, seq.count() * in.heads, 4 * dim_of, 0,
+                          wide ? gpu::step_kda_kernel<T, dim_of, true> : gpu::step_kda_kernel<T, dim_of, false>, work);
     };
     if (dim == 16) launch(std::integral_constant<int, 16>{});
     else if (dim == 32) launch(std::integral_constant<int, 32>{});

@@ -23,7 +23,7 @@ struct StepLatentWork {
     MatrixView<T> cache;
     float *sums, *marks;  // of the pieces: [N, H, pieces, c], and [N, H, pieces, 2] their highest score and their total
     MatrixView<T> y;
-    bool wide, wide_cache;
+    bool wide_cache;
 
     KIMIK3_HOST_DEVICE int width() const { return latent + static_cast<int>(heads.shared); }
     /// Elements from one cached key in shared memory to the next, and to the next float of the query.
@@ -87,6 +87,7 @@ struct StepScores {
     __device__ void fetch_keys(Index first) const {
         const int width = work.width(), octets = width / 8, stride = work.key_stride(), all = count(first);
         const T* from = cached(first);
+#pragma unroll 1
         for (int i = thread; i < all * octets; i += 256) {
             const int j = i / octets, k = i % octets * 8;
             if (j == fresh(first)) continue;
@@ -111,6 +112,7 @@ struct StepScores {
         if (thread < shared) key[latent + thread] = low[latent + thread];
         __syncthreads();
         if (h == 0)
+#pragma unroll 1
             for (int c = thread; c < work.width(); c += 256) cached(first)[at * work.width() + c] = key[c];
     }
     /// The query times W_UK, of which a thread holds eight columns of every sixteenth row.
@@ -118,7 +120,9 @@ struct StepScores {
         const int latent = work.latent, nope = static_cast<int>(work.heads.nope), rank = thread / 16,
                   columns = thread % 16 * 8;
         const T* q = work.q.row(n) + h * work.heads.key();
+#pragma unroll 1
         for (int c = thread; c < nope; c += 256) head_query[c] = q[c];
+#pragma unroll 1
         for (int c = thread; c < work.heads.shared; c += 256) query[latent + c] = q[nope + c];
         __syncthreads();
         float sum[8] = {};
@@ -142,7 +146,7 @@ struct StepScores {
                   j = thread / 4, quarter = thread % 4;
         float score = 0;
         for (int o = quarter; o < octets && j < all; o += 4) {
-            const Octet<T> key = load_octet<T>(keys + j * stride, 8 * o, work.width(), true);
+            const Octet<T> key = load_octet<true, T>(keys + j * stride, 8 * o, work.width());
             for (int e = 0; e < 8; ++e) score += query[8 * o + e] * key[e];
         }
         score = TileLane{}.quad_sum(score) * work.scale;
@@ -165,7 +169,7 @@ struct StepScores {
     }
 };
 
-template <class T>
+template <class T, bool wide>
 __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant__ StepLatentWork<T> work) {
     extern __shared__ __align__(16) unsigned char memory[];
     let_next_begin();
@@ -178,10 +182,11 @@ __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant_
     Octet<T> weights[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        weights[i] = load_octet(row + 16 * i < nope ? up_key + Index{row + 16 * i} * work.latent : nullptr, columns,
-                                work.latent, work.wide);
+        weights[i] = load_octet<wide>(row + 16 * i < nope ? up_key + Index{row + 16 * i} * work.latent : nullptr,
+                                      columns, work.latent);
     await_predecessor();
     scores.make_query(weights);
+#pragma unroll 1
     for (Index p = piece; p * step_keys <= past; p += work.shares) {
         const Index first = p * step_keys;
         if (p != piece) {
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(256) step_scores_kernel(const __grid_constant_
     }
 }
 
-template <class T>
+template <class T, bool wide>
 __global__ void __launch_bounds__(256) step_values_kernel(const __grid_constant__ StepLatentWork<T> work) {
     __shared__ float mixed[128];
     let_next_begin();
@@ -206,8 +211,8 @@ __global__ void __launch_bounds__(256) step_values_kernel(const __grid_constant_
     Octet<T> weights[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-        weights[i] = load_octet(row < value ? up_value + Index{row} * latent : nullptr, 16 * i + 8 * half, latent,
-                                work.wide);
+        weights[i] =
+            load_octet<wide>(row < value ? up_value + Index{row} * latent : nullptr, 16 * i + 8 * half, latent);
     const int pieces = static_cast<int>(work.seq.pasts[n] / step_keys) + 1;
     const Index first = Index{blockIdx.x} * work.pieces;
 
@@ -266,10 +271,13 @@ void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads&
                                       scratch,
                                       scratch + blocks * pieces * latent,
                                       y,
-                                      gpu::is_wide(in.kv_b),
                                       gpu::is_wide(in.cache.data, in.cache.stride, width)};
-    gpu::launch_early(ctx, blocks * shares, 256, work.shared_bytes(), gpu::step_scores_kernel<T>, work);
-    gpu::launch_early(ctx, blocks, 256, 0, gpu::step_values_kernel<T>, work);
+    const auto launch = [&](auto wide) {
+        gpu::launch_early(ctx, blocks * shares, 256, work.shared_bytes(), gpu::step_scores_kernel<T, wide>, work);
+        gpu::launch_early(ctx, blocks, 256, 0, gpu::step_values_kernel<T, wide>, work);
+    };
+    if (gpu::is_wide(in.kv_b)) launch(std::true_type{});
+    else launch(std::false_type{});
 }
 
 }  // namespace kimik3

@@ -19,16 +19,14 @@ struct StepWork {
         MatrixView<float> scores;
         MatrixView<const T> residual;
         int rows, first_tile;
-        bool wide_rows;
 
         __device__ int tile_rows() const { return up != nullptr ? 8 : 16; }
     };
     static constexpr int most = 8;
     Product product[most];
     int count, tiles, tokens;
-    RowSource<T> second;  // with w2, of the first product
+    MatrixView<const T> second;  // with w2, of the first product
     const T* w2;
-    bool wide_w2;
     MatrixView<T> kept;  // where block 0 leaves x, or no rows
     SituNumbers<float> form;
 };
@@ -49,12 +47,13 @@ struct StepKernel {
     };
     __device__ Tile tile_of(int item) const {
         int tile = item % work.tiles, p = 0;
+#pragma unroll 1
         while (p + 1 < work.count && tile >= work.product[p + 1].first_tile) ++p;
         return {&work.product[p], tile - work.product[p].first_tile, item / work.tiles * 8 * groups};
     }
     __device__ int chunks() const { return ceil_div(source.width(), 32); }
     __device__ int second_width(const Tile& tile) const {
-        return work.w2 != nullptr && tile.product == &work.product[0] ? work.second.width() : 0;
+        return work.w2 != nullptr && tile.product == &work.product[0] ? static_cast<int>(work.second.cols) : 0;
     }
 
     /// Weights from chunk base on: those of x, then those of the second rows.
@@ -70,12 +69,12 @@ struct StepKernel {
             const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
             if constexpr (std::is_same_v<W, T>) {
                 if (chunk >= chunks() && second_width(tile) > 0) {
-                    TileRows<T>::of(work.w2, p.rows, work.second.width(), tile.index)
-                        .load(w[i], lane, k - 32 * chunks(), work.second.width(), work.wide_w2);
+                    TileRows<T>::of(work.w2, p.rows, static_cast<int>(work.second.cols), tile.index)
+                        .template load<Source::wide>(w[i], lane, k - 32 * chunks(), static_cast<int>(work.second.cols));
                     continue;
                 }
             }
-            rows.load(w[i], lane, k, inner, p.wide_rows);
+            rows.template load<Source::wide>(w[i], lane, k, inner);
         }
     }
 
@@ -91,8 +90,8 @@ struct StepKernel {
             const int chunk = base + step_warps * i + lane.warp, k = 32 * chunk + 8 * lane.c;
             x[i] = Octet<T>{};
             if (chunk >= all) continue;
-            if (chunk >= chunks()) x[i] = work.second.octet(token, k - 32 * chunks());
-            else if constexpr (Source::holds) x[i] = load_octet<T>(shared.x[lane.r], k, step_width, true);
+            if (chunk >= chunks()) x[i] = RowSource<T, Source::wide>{work.second}.octet(token, k - 32 * chunks());
+            else if constexpr (Source::holds) x[i] = load_octet<true, T>(shared.x[lane.r], k, step_width);
             else x[i] = source.octet(token, k);
         }
 #pragma unroll
@@ -109,6 +108,7 @@ struct StepKernel {
     }
     __device__ void finish(const Tile& tile, float residual) const {
         const auto& p = *tile.product;
+#pragma unroll 1
         for (int turn = 0; turn < (groups + 1) / 2; ++turn) {
             int row, t;
             if (!element(tile, turn, row, t)) continue;
@@ -138,7 +138,9 @@ struct StepKernel {
         if constexpr (Source::holds) {
             source.hold(0, work.tokens, shared);
             if (blockIdx.x != 0 || work.kept.rows == 0) return;
+#pragma unroll 1
             for (int token = lane.warp; token < work.tokens; token += step_warps)
+#pragma unroll 1
                 for (int k = static_cast<int>(threadIdx.x) % 32; k < source.width(); k += 32)
                     work.kept(token, k) = shared.x[token][k];
         }
@@ -147,13 +149,17 @@ struct StepKernel {
     /// A tile of sigmoids; its weights, of float, would take too many registers while x is made.
     __device__ void run_wide(const Tile& tile) const {
         const int all = chunks(), stage = step_warps * step_stage;
+#pragma unroll 1
         for (int k = 32 * static_cast<int>(threadIdx.x % 32); k < source.width(); k += 1024)
+#pragma unroll 1
             for (int row = 16 * tile.index + lane.warp; row < tile.product->rows && row < 16 * (tile.index + 1); row += 8)
                 prefetch(tile.product->wide + Index{row} * source.width() + k);
         begin();
         hold();
+#pragma unroll 1
         for (int g = 0; g < groups; ++g) {
             TileSums<float> sums;
+#pragma unroll 1
             for (int base = 0; base < all; base += stage) {
                 Octet<float> w[step_stage][2];
                 load(w, tile, tile.product->wide, base);
@@ -176,10 +182,12 @@ struct StepKernel {
         float residual = residual_of(tile);
         hold();
         const int all = chunks() + ceil_div(second_width(tile), 32);
+#pragma unroll 1
         for (;;) {
             TileSums<T> sums[groups];
 #pragma unroll
             for (int g = 0; g < groups; ++g) multiply(sums[g], w, tile, 0, g);
+#pragma unroll 1
             for (int base = step_warps * step_stage; base < all; base += step_warps * step_stage) {
                 load(w, tile, tile.product->w, base);
 #pragma unroll
@@ -220,6 +228,7 @@ __global__ void __launch_bounds__(32 * step_warps)
     source.prepare(shared);
     await_predecessor();
     source.hold(first, tokens, shared);
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < tokens * width; i += 32 * step_warps)
         kept(first + i / width, i % width) = shared.x[i / width][i % width];
 }
@@ -237,8 +246,7 @@ void launch_products(const Context<Cuda>& ctx, const Source& source, const StepW
     } else {
         launch_early(ctx, ceil_div(Index{work.tokens}, 2), 32 * step_warps, 0, step_rows_kernel<T, Source>, source,
                      work.kept);
-        const MatrixView<const T> rows = work.kept;
-        launch_products(ctx, RowSource<T>{rows, is_wide(rows)}, work);
+        launch_products(ctx, RowSource<T, Source::wide>{work.kept}, work);
     }
 }
 
@@ -252,43 +260,41 @@ void step_products(const Context<Cuda>& ctx, const StepInput<T>& in, std::initia
                         : in.parts.rows > 0 ? in.parts.cols
                                             : in.candidates.view[0].cols;
     gpu::StepWork<T> work{.form = gpu::SituNumbers<float>(betas)};
+    bool wide = gpu::is_wide(in.rows) && gpu::is_wide(in.parts) && gpu::is_wide<T>(in.normed);
+    for (Index j = 0; j < in.candidates.count; ++j) wide = wide && gpu::is_wide(in.candidates.view[j]);
     for (const StepProduct<T>& p : products) {
-        const bool wide = p.wide.rows > 0;
-        const Index rows = wide ? p.wide.rows : p.w.rows;
+        const bool scores = p.wide.rows > 0;
+        const Index rows = scores ? p.wide.rows : p.w.rows;
         if (rows == 0) continue;
         require(work.count < gpu::StepWork<T>::most, "step_products: at most {} products", gpu::StepWork<T>::most);
-        require_shape("step_products: w", p.w, wide ? 0 : rows, wide ? 0 : inner);
-        const bool aligned = wide ? gpu::is_wide(p.wide)
-                                  : gpu::is_wide(p.w) && (p.up.rows == 0 || gpu::is_wide(p.up));
-        work.product[work.count++] = {p.w.data,   p.up.data,   p.wide.data,           p.y,    p.scores,
-                                      p.residual, static_cast<int>(rows), work.tiles, aligned};
+        require_shape("step_products: w", p.w, scores ? 0 : rows, scores ? 0 : inner);
+        wide = wide && gpu::is_wide(p.wide) && gpu::is_wide(p.w) && gpu::is_wide(p.up) && gpu::is_wide(p.w2) &&
+               gpu::is_wide(p.second);
+        work.product[work.count++] = {p.w.data, p.up.data, p.wide.data,           p.y,
+                                      p.scores, p.residual, static_cast<int>(rows), work.tiles};
         work.tiles += static_cast<int>(ceil_div(rows, p.up.rows > 0 ? 8 : 16));
-        work.tokens = static_cast<int>(wide ? p.scores.rows : p.y.rows);
+        work.tokens = static_cast<int>(scores ? p.scores.rows : p.y.rows);
         if (p.w2.rows > 0) {
             require(work.count == 1, "step_products: only the first product has second rows");
-            work.second = {p.second, gpu::is_wide(p.second)}, work.w2 = p.w2.data, work.wide_w2 = gpu::is_wide(p.w2);
+            work.second = p.second, work.w2 = p.w2.data;
         }
     }
     if (work.count == 0 || work.tokens == 0) return;
     work.kept = in.normed;
-    if (in.rows.rows > 0) {
-        gpu::launch_products(ctx, gpu::RowSource<T>{in.rows, gpu::is_wide(in.rows)}, work);
-    } else if (in.parts.rows > 0) {
-        gpu::launch_products(ctx,
-                             gpu::SumSource<T>{in.parts, in.weights, in.norm.data, static_cast<float>(in.eps),
-                                               gpu::is_wide(in.parts)},
-                             work);
-    } else {
-        gpu::MixSource<T> source{.count = static_cast<int>(in.candidates.count)};
-        source.wide = true;
-        for (Index j = 0; j < in.candidates.count; ++j) {
-            source.candidate[j] = in.candidates.view[j];
-            source.wide = source.wide && gpu::is_wide(in.candidates.view[j]);
+    const auto launch = [&](auto is_wide) {
+        if (in.rows.rows > 0) return gpu::launch_products(ctx, gpu::RowSource<T, is_wide>{in.rows}, work);
+        const float eps = static_cast<float>(in.eps);
+        if (in.parts.rows > 0) {
+            return gpu::launch_products(ctx, gpu::SumSource<T, is_wide>{in.parts, in.weights, in.norm.data, eps}, work);
         }
+        gpu::MixSource<T, is_wide> source{.count = static_cast<int>(in.candidates.count)};
+        for (Index j = 0; j < in.candidates.count; ++j) source.candidate[j] = in.candidates.view[j];
         source.gamma = in.gamma.data, source.pi = in.pi.data, source.norm = in.norm.data;
-        source.mix_eps = static_cast<float>(in.mix_eps), source.eps = static_cast<float>(in.eps);
+        source.mix_eps = static_cast<float>(in.mix_eps), source.eps = eps;
         gpu::launch_products(ctx, source, work);
-    }
+    };
+    if (wide) launch(std::true_type{});
+    else launch(std::false_type{});
 }
 
 }  // namespace kimik3

@@ -46,32 +46,31 @@ struct StepRows {
 
 /// Sources of x. Those that hold it put rows first ... of x into shared memory: prepare needs no input of the step,
 /// hold makes count rows and ends with a barrier.
-template <class T>
+template <class T, bool is_wide>
 struct RowSource {
-    static constexpr bool holds = false;
+    static constexpr bool wide = is_wide, holds = false;
     struct Shared {};
     MatrixView<const T> x;
-    bool wide;
 
     __device__ int width() const { return static_cast<int>(x.cols); }
     __device__ Octet<T> octet(int token, int k) const {
-        return load_octet(token < x.rows ? x.row(token) : nullptr, k, width(), wide);
+        return load_octet<wide>(token < x.rows ? x.row(token) : nullptr, k, width());
     }
 };
 
-template <class T>
+template <class T, bool is_wide>
 struct MixSource {
-    static constexpr bool holds = true;
+    static constexpr bool wide = is_wide, holds = true;
     using Shared = StepRows<T>;
     MatrixView<const T> candidate[most_step_candidates];
     int count;
     const float *gamma, *pi, *norm;
     float mix_eps, eps;
-    bool wide;
 
     __device__ int width() const { return static_cast<int>(candidate[0].cols); }
     __device__ void prepare(Shared& shared) const {
         const int size = width();
+#pragma unroll 1
         for (int k = static_cast<int>(threadIdx.x); k < round_up(size, 32); k += 32 * step_warps) {
             shared.norm[k] = norm != nullptr && k < size ? norm[k] : 0.0f;
             shared.slope[k] = count > 1 && k < size ? gamma[k] * pi[k] : 0.0f;
@@ -81,12 +80,13 @@ struct MixSource {
     __device__ void hold(int first, int tokens, Shared& shared) const {
         const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, size = width();
         if (count > 1) {
+#pragma unroll 1
             for (int pair = warp; pair < tokens * count; pair += step_warps) {
                 const int j = pair % count, token = pair / count;
                 const T* row = candidate[j].row(first + token);
                 Octet<T> v[step_stage];
 #pragma unroll
-                for (int i = 0; i < step_stage; ++i) v[i] = load_octet(row, 8 * (lane + 32 * i), size, wide);
+                for (int i = 0; i < step_stage; ++i) v[i] = load_octet<wide>(row, 8 * (lane + 32 * i), size);
                 float squares = 0, score = 0;
 #pragma unroll
                 for (int i = 0; i < step_stage; ++i) {
@@ -110,7 +110,7 @@ struct MixSource {
                 const float weight = __shfl_sync(0xffffffffu, share, j);
 #pragma unroll
                 for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v = load_octet(candidate[j].row(first + warp), 8 * (lane + 32 * i), size, wide);
+                    const Octet<T> v = load_octet<wide>(candidate[j].row(first + warp), 8 * (lane + 32 * i), size);
                     for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
                 }
             }
@@ -120,18 +120,18 @@ struct MixSource {
     }
 };
 
-template <class T>
+template <class T, bool is_wide>
 struct SumSource {
-    static constexpr bool holds = true;
+    static constexpr bool wide = is_wide, holds = true;
     using Shared = StepRows<T>;
     MatrixView<const T> parts;
     MatrixView<const float> weights;
     const float* norm;
     float eps;
-    bool wide;
 
     __device__ int width() const { return static_cast<int>(parts.cols); }
     __device__ void prepare(Shared& shared) const {
+#pragma unroll 1
         for (int k = static_cast<int>(threadIdx.x); k < round_up(width(), 32); k += 32 * step_warps)
             shared.norm[k] = norm != nullptr && k < width() ? norm[k] : 0.0f;
         __syncthreads();
@@ -147,7 +147,7 @@ struct SumSource {
 #pragma unroll
                 for (int i = 0; i < step_stage; ++i) {
                     const Octet<T> v =
-                        load_octet(parts.row(Index{first + warp} * count + j), 8 * (lane + 32 * i), width(), wide);
+                        load_octet<wide>(parts.row(Index{first + warp} * count + j), 8 * (lane + 32 * i), width());
                     for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
                 }
             }
