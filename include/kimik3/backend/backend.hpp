@@ -27,6 +27,11 @@ inline constexpr bool computes_in = std::is_same_v<T, float> || std::is_same_v<T
 template <class Backend>
 inline constexpr bool decides_steps = false;
 
+/// Whether a backend takes a decoding step in few launches, by operations made for one new token a sequence
+/// (ops/step_products.hpp and its like), in numbers of type T.
+template <class Backend, class T>
+inline constexpr bool has_steps = false;
+
 /// Logits that a head computes at once, and rows of them at most: as many as a cache holds, or as products of full speed
 /// have.
 struct LogitsChunk {
@@ -34,6 +39,10 @@ struct LogitsChunk {
 };
 template <class Backend>
 inline constexpr LogitsChunk logits_chunk{Index{1} << 20, 1024};
+
+/// Whether a backend draws tokens itself (ops/sample.hpp), so that logits stay where they are.
+template <class Backend>
+inline constexpr bool draws_tokens = false;
 
 /// Work that is done again and again. run(ctx, shape, body) runs body; a backend that can records what it enqueues and
 /// starts the recording as long as shape, on which all but numbers in memory depends, stays as it was.

@@ -29,6 +29,10 @@ struct Cuda {};
 template <>
 inline constexpr bool decides_steps<Cuda> = true;
 template <>
+inline constexpr bool draws_tokens<Cuda> = true;
+template <class T>
+inline constexpr bool has_steps<Cuda, T> = !std::is_same_v<T, double>;
+template <>
 inline constexpr bool computes_in<Cuda, bf16> = true;
 template <>
 inline constexpr LogitsChunk logits_chunk<Cuda>{Index{3} << 26, 32768};

@@ -133,29 +133,61 @@ private:
             fresh.insert(fresh.end(), history.begin() + fed, history.begin() + fed + count);
             counts.push_back(count);
         }
-        const auto logits = on_host(model_->context(), model_->step(state_, fresh, counts, slots), logits_);
-        std::vector<Index> left;
+        const auto logits = model_->step(state_, fresh, counts, slots);
+        std::vector<Index> left, rows, drawing;
         for (std::size_t row = 0; row < slots.size(); ++row) {
-            Member& sequence = sequences_[to_size(slots[row])];
-            if (state_.length(slots[row]) < static_cast<Index>(sequence.history.size())) left.push_back(slots[row]);
-            else draw(sequence, std::span(logits.row(static_cast<Index>(row)), to_size(logits.cols)));
+            const Index slot = slots[row];
+            const auto all = static_cast<Index>(sequences_[to_size(slot)].history.size());
+            if (state_.length(slot) < all) left.push_back(slot);
+            else rows.push_back(static_cast<Index>(row)), drawing.push_back(slot);
         }
+        draw(logits, rows, drawing);
         slots = std::move(left);
         return !slots.empty();
     }
 
+    /// Draws a token from each of the rows for the sequence in its slot.
     template <class T>
-    void draw(Member& sequence, std::span<const T> logits) {
+    void draw(MatrixView<const T> logits, std::span<const Index> rows, std::span<const Index> slots) {
+        if (rows.empty()) return;
+        const Index vocabulary = options_.vocabulary == 0 ? logits.cols : options_.vocabulary;
+        if constexpr (draws_tokens<typename Model::BackendTag>) {
+            draws_.clear(), histories_.clear();
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                Member& sequence = sequences_[to_size(slots[i])];
+                draws_.push_back(sequence.sampler.row(rows[i], vocabulary));
+                if (options_.repetition_penalty == 1.0) continue;
+                draws_.back().history = static_cast<Index>(histories_.size());
+                draws_.back().history_size = static_cast<Index>(sequence.history.size());
+                histories_.insert(histories_.end(), sequence.history.begin(), sequence.history.end());
+            }
+            sample(model_->context(), logits, draws_, histories_, drawn_);
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                Member& sequence = sequences_[to_size(slots[i])];
+                if (drawn_[i] != failed_row) give_out(sequence, drawn_[i]);
+                else draw_on_host(sequence, logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
+            }
+        } else {
+            for (std::size_t i = 0; i < rows.size(); ++i)
+                draw_on_host(sequences_[to_size(slots[i])], logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
+        }
+    }
+
+    template <class T>
+    void draw_on_host(Member& sequence, MatrixView<const T> row) {
+        const auto logits = on_host(model_->context(), row, logits_);
         std::int32_t token = 0;
         try {
-            token =
-                sequence.sampler.sample(options_.vocabulary == 0 ? logits : logits.first(to_size(options_.vocabulary)),
-                                        Tokens(sequence.history));
+            token = sequence.sampler.sample(std::span(logits.data, to_size(logits.cols)), Tokens(sequence.history));
         } catch (const Error& error) {
             sequence.finish = Finish::failed;
             sequence.error = error.what();
             return;
         }
+        give_out(sequence, token);
+    }
+
+    void give_out(Member& sequence, std::int32_t token) {
         if (std::ranges::find(options_.stop_ids, token) != options_.stop_ids.end()) {
             sequence.finish = Finish::stop_token;
             return;
@@ -170,6 +202,8 @@ private:
     typename Model::State state_;
     std::vector<Member> sequences_;
     std::vector<typename Model::Number> logits_;  // on the host, where the model computes elsewhere
+    std::vector<SampleRow> draws_;                // where the backend draws
+    std::vector<std::int32_t> histories_, drawn_;
 };
 
 /// One prompt's generation as an input range of token ids. A failure is thrown where the next token was asked for.

@@ -17,6 +17,7 @@
 
 #include "kimik3/core/error.hpp"
 #include "kimik3/core/rng.hpp"
+#include "kimik3/ops/sample.hpp"
 
 namespace kimik3 {
 
@@ -50,6 +51,18 @@ public:
     const SamplingOptions& options() const { return options_; }
     /// Random numbers drawn so far; a sampler made with it goes on where this one stands.
     std::uint64_t position() const { return rng_.position(); }
+
+    /// The same draw for a backend that makes it where the logits are: takes the random number that sample would.
+    SampleRow row(Index row, Index vocabulary) {
+        return {row,
+                vocabulary,
+                options_.temperature,
+                options_.top_k,
+                options_.top_p,
+                options_.min_p,
+                options_.repetition_penalty,
+                options_.temperature == 0.0 ? 0.0 : rng_.uniform()};
+    }
 
     /// The next token. Logits may be -infinity, which is never drawn. NaN, +infinity and a row without a finite logit
     /// are errors, and so is, where there is a penalty, an id in the history that has no logit.

@@ -8,6 +8,7 @@
 #include "kimik3/ops/add.hpp"
 #include "kimik3/ops/attn_res.hpp"
 #include "kimik3/ops/rms_norm.hpp"
+#include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 
@@ -75,6 +76,14 @@ struct AttnResSite {
         }
         attn_res_norm_backward(ctx, dnormed, with_prefix(residuals), p.norm, p.proj, norm, s.p, s.r, r, s.h,
                                with_prefix(gradients), g.norm, g.proj, dnorm, dh, taken, left);
+    }
+
+    /// What a decoding step reads here: the candidates, and how they are mixed.
+    static StepInput<T> step_input(const ModelConfig& c, const Params& p, const Residuals<const T>& residuals) {
+        StepInput<T> in{.gamma = p.norm, .pi = p.proj, .mix_eps = c.rms_norm_eps};
+        if (mixes(c, residuals.endpoints.count + 1)) in.candidates = residuals.endpoints;
+        in.candidates.add(residuals.prefix);
+        return in;
     }
 
 private:

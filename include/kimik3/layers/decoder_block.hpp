@@ -85,6 +85,15 @@ struct SavedRead {
         Site::forward(ctx, c, p, norm, residuals, normed, r, site);
     }
 
+    /// The same read as the input of a decoding step's products. keep: they leave normed behind.
+    StepInput<T> step_input(const ModelConfig& c, const typename Site::Params& p, VectorView<A> norm,
+                            const Residuals<const T>& residuals, bool keep = false) const {
+        StepInput<T> in = Site::step_input(c, p, residuals);
+        in.norm = norm, in.eps = c.rms_norm_eps;
+        if (keep || normed.rows > 8) in.normed = normed;
+        return in;
+    }
+
     /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch. taken and left:
     /// see AttnResSite.
     void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p,
@@ -155,6 +164,9 @@ struct BlockLayer {
     /// Moves residuals on by one layer. state: the decoding state to continue and update, or nullptr.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
                         const Sequences& seq, Residuals<const T>& residuals, Sums& sums, Saved& s, State* state) {
+        if constexpr (has_steps<Backend, T>) {
+            if (state != nullptr && steps(c, seq)) return step(ctx, c, depth, p, seq, residuals, sums, s, *state);
+        }
         s.attention_read.forward(ctx, c, p.self_attention_res, p.input_layernorm, residuals);
         Attention::forward(ctx, c, p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state);
         if (depth.opens_block) residuals.endpoints.add(residuals.prefix);
@@ -164,6 +176,26 @@ struct BlockLayer {
         s.ffn_read.forward(ctx, c, p.mlp_res, p.post_attention_layernorm, residuals);
         FeedForward::forward(ctx, c, p.feed_forward, seq, s.ffn_read.normed, sums.out, s.feed_forward);
         add_to(ctx, sums.mid, sums.out);
+        residuals.prefix = sums.out;
+    }
+
+    /// Whether step takes the place of forward.
+    static bool steps(const ModelConfig& c, const Sequences& seq) {
+        return seq.single() && seq.count() <= most_step_rows && StepInput<T>::fits(c.hidden_size) &&
+               Depth::of(c, c.num_layers).endpoints < most_step_candidates && Attention::steps(c) &&
+               FeedForward::steps(c);
+    }
+    /// forward for one new token a sequence, in few launches.
+    static void step(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
+                     const Sequences& seq, Residuals<const T>& residuals, Sums& sums, Saved& s, State& state) {
+        Attention::step(ctx, c, p.attention, seq,
+                        s.attention_read.step_input(c, p.self_attention_res, p.input_layernorm, residuals),
+                        depth.opens_block ? MatrixView<const T>{} : residuals.prefix, sums.mid, s.attention, state);
+        if (depth.opens_block) residuals.endpoints.add(residuals.prefix);
+        residuals.prefix = sums.mid;
+        FeedForward::step(ctx, c, p.feed_forward,
+                          s.ffn_read.step_input(c, p.mlp_res, p.post_attention_layernorm, residuals), sums.mid,
+                          sums.out, s.feed_forward);
         residuals.prefix = sums.out;
     }
 

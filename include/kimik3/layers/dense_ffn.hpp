@@ -6,6 +6,7 @@
 #include "kimik3/config/model_config.hpp"
 #include "kimik3/layers/linear.hpp"
 #include "kimik3/ops/situ.hpp"
+#include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 #include "kimik3/tensor/sequences.hpp"
@@ -86,6 +87,16 @@ struct DenseFfnLayer {
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s);
+    }
+
+    /// Whether there is a step.
+    static bool steps(const ModelConfig&) { return true; }
+    /// y = residual + the layer of in.
+    static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
+                     MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
+        using Product = StepProduct<T>;
+        step_products(ctx, in, {Product::situ(p.gate_proj, p.up_proj, s.hidden)}, betas_of(c));
+        step_products(ctx, StepInput<T>::plain(s.hidden), {Product::plain(p.down_proj, y, residual)});
     }
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,

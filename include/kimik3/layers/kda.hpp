@@ -16,6 +16,8 @@
 #include "kimik3/ops/l2_norm.hpp"
 #include "kimik3/ops/short_conv.hpp"
 #include "kimik3/ops/sigmoid.hpp"
+#include "kimik3/ops/step_kda.hpp"
+#include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 #include "kimik3/tensor/sequences.hpp"
@@ -150,6 +152,26 @@ struct KdaLayer {
         if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
         linear_forward(ctx, s.normed, p.o_proj, y);
+    }
+
+    /// Whether there is a step.
+    static bool steps(const ModelConfig& c) { return fused && StepKda<T>::fits(c.kda_head_dim, c.kda_conv_size); }
+    /// y = residual + the layer of in, one new token a sequence.
+    static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
+                     const StepInput<T>& in, MatrixView<const T> residual, MatrixView<T> y, Saved& s, State& state) {
+        using Product = StepProduct<T>;
+        step_products(ctx, in,
+                      {Product::plain(p.q_proj, s.q_in), Product::plain(p.k_proj, s.k_in),
+                       Product::plain(p.v_proj, s.v_in), Product::plain(p.g_proj, s.gate),
+                       Product::plain(p.f_a_proj, s.f_low), Product::plain(p.b_proj, s.b),
+                       Product::plain(p.g_a_proj, s.g_low)});
+        if (low_rank_gate(c)) step_products(ctx, StepInput<T>::plain(s.g_low), {Product::plain(p.g_b_proj, s.gate)});
+        step_kda(ctx, seq,
+                 StepKda<T>{c.kda_heads, c.kda_lower_bound, c.rms_norm_eps, s.q_in, s.k_in, s.v_in, p.q_conv1d,
+                            p.k_conv1d, p.v_conv1d, state.q_window, state.k_window, state.v_window, s.f_low, p.f_b_proj,
+                            s.b, p.A_log, p.dt_bias, state.s, s.gate, p.o_norm},
+                 s.normed);
+        step_products(ctx, StepInput<T>::plain(s.normed), {Product::plain(p.o_proj, y, residual)});
     }
 
     /// dx is overwritten; s is used up.

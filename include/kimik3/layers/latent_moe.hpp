@@ -12,6 +12,8 @@
 #include "kimik3/ops/quantile_balance.hpp"
 #include "kimik3/ops/rms_norm.hpp"
 #include "kimik3/ops/router.hpp"
+#include "kimik3/ops/step_experts.hpp"
+#include "kimik3/ops/step_products.hpp"
 
 namespace kimik3 {
 
@@ -68,6 +70,7 @@ struct LatentMoeLayer {
                                                // normed in backward: du, then dz
         VectorView<accumulator_t<T>> r;        // [N] of the norm
         typename Shared::Saved shared;         // where there are shared experts
+        MatrixView<T> pair_hidden, pair_out;   // [N k, F] and [N k, L] in a decoding step only
     };
 
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
@@ -90,6 +93,10 @@ struct LatentMoeLayer {
             s.r = arena.vector<Wide>(tokens);
         }
         if (c.num_shared_experts > 0) s.shared = Shared::Saved::bind(arena, tokens, c.shared_intermediate_size());
+        if (has_steps<Backend, T> && seq.single()) {
+            s.pair_hidden = arena.matrix<T>(tokens * chosen, c.moe_intermediate_size);
+            s.pair_out = arena.matrix<T>(tokens * chosen, latent);
+        }
         return s;
     }
 
@@ -104,6 +111,30 @@ struct LatentMoeLayer {
         if (normed(c)) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
         if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
         if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, Add::yes, s.shared);
+    }
+
+    /// Whether there is a step.
+    static bool steps(const ModelConfig& c) {
+        return has_latent(c) && StepExperts<T>::fits(c.num_experts, c.num_experts_per_token) &&
+               StepInput<T>::fits(c.expert_width(), c.shared_intermediate_size());
+    }
+    /// y = residual + the layer of in.
+    static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
+                     MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
+        using Product = StepProduct<T>;
+        const bool shared = c.num_shared_experts > 0;
+        step_products(ctx, in,
+                      {shared ? Product::situ(p.shared_experts.gate_proj, p.shared_experts.up_proj, s.shared.hidden)
+                              : Product{},
+                       Product::plain(p.routed_expert_down_proj, s.z), Product::sigmoid(p.gate, s.scores)},
+                      betas_of(c));
+        step_experts(ctx, StepExperts<T>{s.scores, p.e_score_correction_bias, rule(c), betas_of(c), s.z, p.w1, p.w3,
+                                         p.w2, s.experts, s.weights, s.pair_hidden, s.pair_out});
+        StepInput<T> sum{.parts = s.pair_out, .weights = s.weights, .eps = c.rms_norm_eps, .normed = s.normed};
+        if (normed(c)) sum.norm = p.routed_expert_norm;
+        Product up = Product::plain(p.routed_expert_up_proj, y, residual);
+        if (shared) up.second = s.shared.hidden, up.w2 = p.shared_experts.down_proj;
+        step_products(ctx, sum, {up});
     }
 
     /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.

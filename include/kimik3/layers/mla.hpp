@@ -13,6 +13,8 @@
 #include "kimik3/ops/latent_attention.hpp"
 #include "kimik3/ops/rms_norm.hpp"
 #include "kimik3/ops/sigmoid_gate.hpp"
+#include "kimik3/ops/step_latent.hpp"
+#include "kimik3/ops/step_products.hpp"
 #include "kimik3/tensor/arena.hpp"
 #include "kimik3/tensor/parameters.hpp"
 #include "kimik3/tensor/sequences.hpp"
@@ -144,6 +146,27 @@ struct MlaLayer {
         if (c.mla_output_gate) sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
         // (MLA-4)
         linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, y);
+    }
+
+    /// Whether there is a step.
+    static bool steps(const ModelConfig& c) {
+        return StepLatent<T>::fits(heads_of(c), c.kv_lora_rank) && StepInput<T>::fits(c.q_lora_rank);
+    }
+    /// y = residual + the layer of in, one new token a sequence.
+    static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
+                     const StepInput<T>& in, MatrixView<const T> residual, MatrixView<T> y, Saved& s, State& state) {
+        using Product = StepProduct<T>;
+        step_products(ctx, in,
+                      {Product::plain(p.q_proj, s.q), Product::plain(p.q_a_proj, s.q_low),
+                       Product::plain(p.kv_a_proj_with_mqa, s.kv_low), Product::plain(p.g_proj, s.gate)});
+        if (c.q_lora_rank != 0)
+            step_products(ctx, StepInput<T>::norm_of(s.q_low, p.q_a_layernorm, c.mla_lora_norm_eps, s.q_normed),
+                          {Product::plain(p.q_b_proj, s.q)});
+        step_latent(ctx, seq, heads_of(c),
+                    StepLatent<T>{s.q, s.kv_low, p.kv_a_layernorm, c.mla_lora_norm_eps, p.kv_b_proj, s.gate,
+                                  state.cache},
+                    s.o);
+        step_products(ctx, StepInput<T>::plain(s.o), {Product::plain(p.o_proj, y, residual)});
     }
 
     /// dx is overwritten; s is used up.

@@ -51,6 +51,8 @@ public:
         return lengths_[to_size(slot)];
     }
     Index bytes() const { return memory_.size(); }
+    /// Where all of it lies.
+    const std::byte* data() const { return memory_.data(); }
 
     /// Shortens a slot's sequence: to what it is, or to nothing.
     void truncate(Index slot, Index length) {

@@ -174,10 +174,21 @@ public:
     /// the logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits()
     /// then gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
     MatrixView<const T> step(State& state, Tokens tokens, std::span<const Index> counts, std::span<const Index> slots) {
-        place(tokens, state.plan(counts, slots, static_cast<Index>(tokens.size())), Pass::inference);
-        compute(&state);
-        state.advance(sequences_);
-        return logits_of(last_rows());
+        const Sequences planned = state.plan(counts, slots, static_cast<Index>(tokens.size()));
+        if (!planned.single()) {
+            place(tokens, planned, Pass::inference);
+            compute(&state);
+            state.advance(planned);
+            return logits_of(last_rows());
+        }
+        // One token each: the same work as long as there are as many sequences and none outgrows the bound.
+        const Index bound = past_bound(planned, state.max_len());
+        place(tokens, placed_in_memory(ctx_, planned, bound, places_), Pass::inference);
+        const MatrixView<T> logits = room_for_logits(planned.count());
+        const Index shape[] = {planned.count(), bound, reinterpret_cast<std::intptr_t>(state.data())};
+        steps_.run(ctx_, shape, [&] { single_step(state, logits); });
+        state.advance(planned);
+        return logits;
     }
     /// The same for one sequence.
     MatrixView<const T> step(State& state, Tokens tokens, Index slot = 0) {
@@ -237,6 +248,9 @@ private:
 
     /// Lays out the activations of a pass, with new memory only where the old is too small.
     void lay_out(const Sequences& sequences, Pass pass) {
+        const Index step = pass == Pass::inference && sequences.single() ? sequences.count() : 0;
+        if (step > 0 && step == step_laid_out_) return;
+        step_laid_out_ = step;
         const Index bytes = measure(sequences, pass);
         if (bytes > memory_.size()) memory_ = {}, memory_ = Buffer<std::byte, Backend>(bytes);
         Arena arena(memory_.data(), memory_.size());
@@ -284,6 +298,11 @@ private:
     /// Embedding to final norm; after_layer(layer) is called after each layer.
     template <class AfterLayer = Unobserved>
     void compute(State* state, AfterLayer&& after_layer = {}) {
+        // (BLOCK-7)
+        acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, compute_layers(state, after_layer));
+    }
+    template <class AfterLayer = Unobserved>
+    Residuals<const T> compute_layers(State* state, AfterLayer&& after_layer = {}) {
         embedding_forward(ctx_, acts_.tokens, params_.embed_tokens, acts_.embedded);
         Residuals<const T> residuals;
         residuals.prefix = acts_.embedded;
@@ -291,8 +310,30 @@ private:
             forward_layer<layer>(residuals, state != nullptr ? &state->template layer_state<layer>() : nullptr);
             after_layer(layer);
         });
-        // (BLOCK-7)
+        return residuals;
+    }
+
+    /// The least number of the form 2^i - 1, from 255 on, that no past length passes; or the last that a state holds.
+    static Index past_bound(const Sequences& seq, Index max_len) {
+        Index bound = 255;
+        for (Index s = 0; s < seq.count(); ++s)
+            while (bound < seq.past(s)) bound = 2 * bound + 1;
+        return (std::min)(bound, max_len - 1);
+    }
+    /// Layers and logits of one new token a sequence.
+    void single_step(State& state, MatrixView<T> logits) {
+        const Residuals<const T> residuals = compute_layers(&state);
+        if constexpr (has_steps<Backend, T>) {
+            if (logits.rows <= 8 && StepInput<T>::fits(config.hidden_size) &&
+                residuals.endpoints.count < most_step_candidates) {
+                step_products(
+                    ctx_, acts_.output.step_input(config, params_.output_attn_res, params_.norm, residuals, true),
+                    {StepProduct<T>::plain(params_.head(config), logits)});
+                return;
+            }
+        }
         acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, residuals);
+        linear_forward(ctx_, acts_.output.normed, params_.head(config), logits);
     }
 
     template <Index layer>
@@ -357,9 +398,12 @@ private:
             [&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
     }
 
+    MatrixView<T> room_for_logits(Index rows) {
+        if (logits_.size() < rows * config.vocab_size) logits_ = Buffer<T, Backend>(rows * config.vocab_size);
+        return {logits_.data(), rows, config.vocab_size};
+    }
     MatrixView<const T> logits_of(MatrixView<const T> h) {
-        if (logits_.size() < h.rows * config.vocab_size) logits_ = Buffer<T, Backend>(h.rows * config.vocab_size);
-        const MatrixView<T> all(logits_.data(), h.rows, config.vocab_size);
+        const MatrixView<T> all = room_for_logits(h.rows);
         linear_forward(ctx_, h, params_.head(config), all);
         return all;
     }
@@ -393,6 +437,9 @@ private:
     std::vector<A> host_losses_;
     bool ready_for_backward_ = false;
     Buffer<T, Backend> logits_, last_;
+    Buffer<Index, Backend> places_;
+    Repeated<Backend> steps_;
+    Index step_laid_out_ = 0;  // sequences of the decoding step that acts_ was laid out for, or 0
 };
 
 }  // namespace kimik3

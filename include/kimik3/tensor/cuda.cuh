@@ -80,13 +80,20 @@ VectorView<const T> on_host(const Context<Cuda>& ctx, VectorView<const T> v, std
     return {on_host(ctx, MatrixView<const T>(v.data, 1, v.size), memory).data, v.size};
 }
 
+inline Sequences placed_in_memory(const Context<Cuda>& ctx, const Sequences& seq, Index bound, Buffer<Index, Cuda>& memory) {
+    const Index size = static_cast<Index>(seq.packed().size());
+    if (memory.size() < size) memory = Buffer<Index, Cuda>(size);
+    copy_from_host(ctx, seq.packed(), VectorView<Index>(memory.data(), size));
+    return seq.placed_at(memory.data(), bound);
+}
+
 /// Sequences as a kernel reads them.
 struct DeviceSequences {
     const Index *offsets, *slots, *pasts;
     Index count, tokens;
 
     DeviceSequences(const Context<Cuda>& ctx, const Sequences& seq)
-        : offsets(ctx.on_device(seq.packed())),
+        : offsets(seq.placed() != nullptr ? seq.placed() : ctx.on_device(seq.packed())),
           slots(offsets + seq.count() + 1),
           pasts(slots + seq.count()),
           count(seq.count()),

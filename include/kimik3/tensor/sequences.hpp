@@ -3,6 +3,7 @@
 // that look along time (short convolution, KDA, attention) never look across a border. A training batch, packed
 // documents, ragged prompts and one decode step of many sequences are all this.
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -51,12 +52,27 @@ public:
         return most;
     }
 
+    /// Whether every sequence has one new token: a decoding step.
+    bool single() const { return count() > 0 && tokens() == count() && longest() == 1; }
+
     /// All of it as one array, for devices: count() + 1 offsets, count() slots, count() past lengths.
     std::span<const Index> packed() const { return packed_; }
+
+    /// The same sequences for work that is recorded: a device finds packed() at placed, where it changes from step to
+    /// step, and the host sees bound as every past length, which is at least that, so that it stays the same.
+    Sequences placed_at(const Index* placed, Index bound) const {
+        Sequences all = *this;
+        all.placed_ = placed;
+        std::fill(all.packed_.end() - static_cast<std::ptrdiff_t>(count_), all.packed_.end(), bound);
+        return all;
+    }
+    /// Where a device finds packed(), or nullptr.
+    const Index* placed() const { return placed_; }
 
 private:
     Index count_ = 0;
     std::vector<Index> packed_{0};
+    const Index* placed_ = nullptr;
 };
 
 }  // namespace kimik3

@@ -5,6 +5,9 @@
 //   copy_from_host(ctx, from, to)           a span of host memory into a vector
 //   on_host(ctx, view, memory)              the same elements where the host reads them: on the CPU the view, else
 //                                           a dense copy in memory, complete on return
+//   placed_in_memory(ctx, sequences, bound, memory)
+//                                           sequences for work that is recorded: on the CPU as they are, else placed in
+//                                           memory, the host seeing bound (Sequences::placed_at)
 // In the order of the operations around them; from may be reused once copy_from_host has returned.
 
 #include <algorithm>
@@ -12,6 +15,8 @@
 #include <vector>
 
 #include "kimik3/backend/cpu.hpp"
+#include "kimik3/tensor/arena.hpp"
+#include "kimik3/tensor/sequences.hpp"
 #include "kimik3/tensor/view.hpp"
 
 namespace kimik3 {
@@ -45,5 +50,7 @@ template <class T>
 VectorView<const T> on_host(const Context<Cpu>&, VectorView<const T> v, std::vector<T>&) {
     return v;
 }
+
+inline Sequences placed_in_memory(const Context<Cpu>&, const Sequences& seq, Index, Buffer<Index, Cpu>&) { return seq; }
 
 }  // namespace kimik3

@@ -69,7 +69,7 @@ constexpr bool follows_below(MatrixView<T> above, MatrixView<T> below) {
 template <class T>
 constexpr bool follows_beside(MatrixView<T> left, MatrixView<T> right) {
     return left.cols > 0 && right.rows == left.rows && right.data == left.data + left.cols &&
-           (right.stride == left.stride || left.rows == 1);
+           (right.stride == left.stride || left.rows == 1) && left.cols + right.cols <= left.stride;
 }
 
 /// Parameter types of operations. In<T> and InVector<T> do not take part in deduction: T comes from the output, and a
