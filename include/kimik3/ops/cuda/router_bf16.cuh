@@ -1,8 +1,8 @@
 #pragma once
 // The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts and 8 a token. Its weights are float32
 // numbers: each is taken as a sum of bf16 terms, three of which hold all of its bits, so products with the tokens are
-// exact and their sums are float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's weight
-// gradient is summed over a block's tokens, then over the blocks in their order.
+// exact and their sums are float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's
+// weight gradient is summed over a block's tokens, then over the blocks in their order.
 
 #include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"
