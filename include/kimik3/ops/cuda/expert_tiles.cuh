@@ -10,7 +10,7 @@
 
 namespace kimik3::gpu {
 
-inline constexpr int tile_threads = 512, tile_rows = 256, tile_stages = 4, tiled_experts = 512;
+inline constexpr int tile_threads = 512, tile_rows = 256, tile_stages = 4, tiled_experts = 320;
 /// Steps that are loaded ahead. Two stages more than these are free when a tile is finished.
 inline constexpr int tile_ahead = tile_stages - 2;
 
@@ -118,68 +118,76 @@ struct ExpertTiles {
     __device__ int steps() const { return (width + 63) / 64 * segments; }
 };
 
-/// What a thread copies of the operands of a tile: 16-byte pieces at fixed places of every step.
+/// What a thread copies of the operands of a tile: 16-byte pieces at fixed places of every step. Rows and columns that
+/// there are not, and padding, are others in their place: what becomes of them is not used. Beyond the end of K both
+/// operands are zeros.
 template <class Job>
 class TileLoader {
 public:
     __device__ TileLoader(const Job& job, unsigned char* stages) : job_(job), stages_(stages) {}
 
-    __device__ void enter(const RowTile& at) {
-        if (job_.gathered) {
-            int pairs[a_rows];
-#pragma unroll
-            for (int i = 0; i < a_rows; ++i)
-                pairs[i] = static_cast<int>(job_.d.source[at.first + min(row() + step_rows * i, at.count - 1)]);
-#pragma unroll
-            for (int i = 0; i < a_rows; ++i)
-                row_[i] = row() + step_rows * i < at.count && pairs[i] >= 0 ? job_.token_of(pairs[i]) : -1;
-        } else {
-#pragma unroll
-            for (int i = 0; i < a_rows; ++i)
-                row_[i] = row() + step_rows * i < at.count ? static_cast<int>(at.first) + row() + step_rows * i : -1;
-        }
-        if constexpr (Job::turned) {
-            const int col = at.col * Job::cols + 8 * b_piece();
-            b_ = Index{at.expert} * job_.width * job_.w_stride + col;
-            b_exists_ = b_piece() < Job::cols / 8 && col < job_.cols_of_b;
-        } else {
-            col_ = at.col * Job::own_cols;
-            b_ = (Index{at.expert} * job_.cols_of_b + col_) * job_.w_stride;
-        }
-    }
+    /// Whether a tile's last step of a segment has been loaded.
+    __device__ bool at_end() const { return k_ >= job_.width; }
 
-    /// The step that begins at k of a segment.
-    __device__ void load(int segment, int k0, int stage) const {
-        unsigned char* to = stages_ + stage * Job::stage_bytes + operand_bytes(row(), piece());
-        const int k = k0 + 8 * piece();
-        const bf16* a = job_.a[segment] + k;
-        const int stride = static_cast<int>(job_.a_stride);
+    __device__ void enter(const RowTile& at, int segment) {
+        k_ = 0;
+        int rows[a_rows];
 #pragma unroll
-        for (int i = 0; i < a_rows; ++i)
-            copy_16_bytes(to + 128 * step_rows * i, a + Index{row_[i]} * stride, k < job_.width && row_[i] >= 0);
+        for (int i = 0; i < a_rows; ++i) rows[i] = static_cast<int>(at.first) + min(row() + step_rows * i, at.count - 1);
+        if (job_.gathered) {
+#pragma unroll
+            for (int i = 0; i < a_rows; ++i) rows[i] = static_cast<int>(job_.d.source[rows[i]]);
+#pragma unroll
+            for (int i = 0; i < a_rows; ++i) rows[i] = job_.token_of(max(rows[i], 0));
+        }
+#pragma unroll
+        for (int i = 0; i < a_rows; ++i) a_[i] = job_.a[segment] + rows[i] * job_.a_stride + 8 * piece();
         if constexpr (Job::turned) {
-            if (b_piece() >= Job::cols / 8) return;
-            unsigned char* b_to = stages_ + stage * Job::stage_bytes + Job::a_bytes + b_piece() / 8 * 8192 +
-                                  operand_bytes(b_k(), b_piece() % 8);
-            const bf16* b = job_.w[segment] + b_ + (k0 + b_k()) * job_.w_stride;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                copy_16_bytes(b_to + 2048 * i, b + 16 * i * job_.w_stride,
-                              b_exists_ && k0 + b_k() + 16 * i < job_.width);
+            const int col = min(at.col * Job::cols + 8 * b_piece(), job_.cols_of_b - 8);
+            b_[0] = job_.w[segment] + (Index{at.expert} * job_.width + b_k()) * job_.w_stride + col;
         } else {
 #pragma unroll
-            for (int i = 0; i < (Job::cols + step_rows - 1) / step_rows; ++i) {
-                const int n = row() + step_rows * i, own = n % Job::own_cols;
-                if (n < Job::cols)
-                    copy_16_bytes(to + Job::a_bytes + 128 * step_rows * i,
-                                  job_.w[n / Job::own_cols] + b_ + own * job_.w_stride + k,
-                                  k < job_.width && col_ + own < job_.cols_of_b);
+            for (int i = 0; i < b_rows; ++i) {
+                const int n = min(row() + step_rows * i, Job::cols - 1),
+                          col = min(at.col * Job::own_cols + n % Job::own_cols, job_.cols_of_b - 1);
+                b_[i] = job_.w[n / Job::own_cols] + (Index{at.expert} * job_.cols_of_b + col) * job_.w_stride +
+                        8 * piece();
             }
         }
     }
 
+    /// The next step.
+    __device__ void load(int stage) {
+        unsigned char *to = stages_ + stage * Job::stage_bytes, *own = to + operand_bytes(row(), piece());
+        const bool inside = k_ + 8 * piece() < job_.width;
+#pragma unroll
+        for (int i = 0; i < a_rows; ++i) {
+            copy_16_bytes(own + 128 * step_rows * i, a_[i], inside);
+            a_[i] += 64;
+        }
+        if constexpr (Job::turned) {
+            if (b_piece() < Job::cols / 8) {
+                unsigned char* b_to = to + Job::a_bytes + b_piece() / 8 * 8192 + operand_bytes(b_k(), b_piece() % 8);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    copy_16_bytes(b_to + 2048 * i, b_[0], k_ + b_k() + 16 * i < job_.width);
+                    b_[0] += 16 * job_.w_stride;
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < b_rows; ++i) {
+                if (row() + step_rows * i < Job::cols)
+                    copy_16_bytes(own + Job::a_bytes + 128 * step_rows * i, b_[i], inside);
+                b_[i] += 64;
+            }
+        }
+        k_ += 64;
+    }
+
 private:
-    static constexpr int step_rows = tile_threads / 8, a_rows = tile_rows / step_rows;
+    static constexpr int step_rows = tile_threads / 8, a_rows = tile_rows / step_rows,
+                         b_rows = Job::turned ? 1 : (Job::cols + step_rows - 1) / step_rows;
     __device__ static int piece() { return threadIdx.x % 8; }
     __device__ static int row() { return threadIdx.x / 8; }
     __device__ static int b_piece() { return threadIdx.x % 32; }
@@ -187,46 +195,38 @@ private:
 
     const Job& job_;
     unsigned char* stages_;
-    int row_[a_rows];  // of a, in steps of step_rows; -1: zeros
-    Index b_ = 0;      // where the tile's part of b begins
-    int col_ = 0;
-    bool b_exists_ = false;
+    const bf16 *a_[a_rows], *b_[b_rows];
+    int k_ = 0;
 };
 
 template <class Job>
 __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job job) {
     extern __shared__ __align__(1024) unsigned char stages[];
-    int* starts = reinterpret_cast<int*>(stages + tile_stages * Job::stage_bytes);
     const int experts = static_cast<int>(job.d.offset.size) - 1;
+    int *starts = reinterpret_cast<int*>(stages + tile_stages * Job::stage_bytes), *offset = starts + experts + 1;
     if (threadIdx.x < 32) count_tiles(job.d, tile_rows, starts);
+    for (int e = threadIdx.x; e <= experts; e += tile_threads) offset[e] = static_cast<int>(job.d.offset[e]);
     __syncthreads();
     const int col_tiles = job.col_tiles(), total = starts[experts] * col_tiles, steps = job.steps();
     const auto place = [&](int tile) {
-        const int row_tile = tile / col_tiles, e = expert_of(starts, experts, row_tile);
-        const Index first = job.d.offset[e] + Index{tile_rows} * (row_tile - starts[e]);
-        const Index left = job.d.offset[e + 1] - first;
-        return RowTile{e, left < tile_rows ? static_cast<int>(left) : tile_rows, tile % col_tiles, first};
+        const int row_tile = tile / col_tiles, e = expert_of(starts, experts, row_tile),
+                  first = offset[e] + tile_rows * (row_tile - starts[e]);
+        return RowTile{e, min(offset[e + 1] - first, tile_rows), tile - row_tile * col_tiles, first};
     };
 
     TileLoader<Job> loader(job, stages);
-    int next_tile = blockIdx.x, next_segment = 0, next_k = 0;
-    RowTile next{};
+    int next_tile = blockIdx.x, next_segment = 0;
     const auto load = [&](int stage) {
         if (next_tile < total) {
-            loader.load(next_segment, next_k, stage);
-            next_k += 64;
-            if (next_k >= job.width) {
-                next_k = 0;
-                if (++next_segment == job.segments) {
-                    next_segment = 0;
-                    next_tile += gridDim.x;
-                    if (next_tile < total) next = place(next_tile), loader.enter(next);
-                }
+            loader.load(stage);
+            if (loader.at_end()) {
+                if (++next_segment == job.segments) next_segment = 0, next_tile += gridDim.x;
+                if (next_tile < total) loader.enter(place(next_tile), next_segment);
             }
         }
         commit_copies();
     };
-    if (next_tile < total) next = place(next_tile), loader.enter(next);
+    if (next_tile < total) loader.enter(place(next_tile), 0);
     for (int s = 0; s < tile_ahead; ++s) load(s);
 
     const int group = threadIdx.x / 128, own_row = threadIdx.x / 32 * 16;
@@ -235,25 +235,18 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     int step = 0;
     for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
         const RowTile at = place(tile);
-        // Whether the warpgroup has rows: the same in all threads of a warp, which the compiler does not see.
-        const bool works = __shfl_sync(0xffffffffu, 64 * group < at.count, 0);
-        int k0 = 0;
         for (int k_step = 0; k_step < steps; ++k_step, ++step) {
             wait_for_copies<tile_ahead - 1>();
             show_to_products();
             __syncthreads();
-            const std::uint32_t a = memory + step % tile_stages * Job::stage_bytes, b = a + Job::a_bytes;
-            if (works) {
-                begin_products();
+            const std::uint32_t stage = memory + step % tile_stages * Job::stage_bytes;
+            const std::uint64_t a = operand(stage + 8192 * group), b = operand(stage + Job::a_bytes, 8192);
+            begin_products();
 #pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    if (k0 + 16 * k < job.width)
-                        multiply_add<false, Job::turned>(sums, operand(a + 8192 * group + 32 * k),
-                                                         operand(b + (Job::turned ? 2048 : 32) * k, 8192),
-                                                         k_step + k > 0);
-                commit_products();
-            }
-            k0 = k0 + 64 < job.width ? k0 + 64 : 0;
+            for (int k = 0; k < 4; ++k)
+                multiply_add<false, Job::turned>(sums, further(a, 32 * k), further(b, (Job::turned ? 2048 : 32) * k),
+                                                 k_step + k > 0);
+            commit_products();
             load((step + tile_ahead) % tile_stages);
             wait_for_products<1>();
         }
@@ -275,7 +268,7 @@ inline unsigned multiprocessors() {
 
 template <class Job>
 void run_expert_tiles(const Context<Cuda>& ctx, const Job& job) {
-    const int bytes = tile_stages * Job::stage_bytes + (static_cast<int>(job.d.experts()) + 1) * 4;
+    const int bytes = tile_stages * Job::stage_bytes + (static_cast<int>(job.d.experts()) + 1) * 8;
     KIMIK3_CUDA(cudaFuncSetAttribute(expert_tiles_kernel<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     expert_tiles_kernel<Job><<<multiprocessors(), tile_threads, to_size(bytes), ctx.stream()>>>(job);
     check_launch();

@@ -40,8 +40,12 @@ __device__ inline std::uint32_t operand_bytes(int row, int piece) { return row *
 
 /// address: in shared memory; apart: bytes between 64 columns of a turned operand and the next.
 __device__ inline std::uint64_t operand(std::uint32_t address, std::uint32_t apart = 16) {
-    return std::uint64_t{(address & 0x3ffffu) >> 4} | std::uint64_t{apart >> 4} << 16 | std::uint64_t{1024 >> 4} << 32 |
-           std::uint64_t{1} << 62;
+    const std::uint32_t low = (address & 0x3ffffu) >> 4 | apart >> 4 << 16;
+    return std::uint64_t{1u << 30 | 1024u >> 4} << 32 | low;
+}
+/// The operand that stands bytes further on.
+__device__ inline std::uint64_t further(std::uint64_t from, std::uint32_t bytes) {
+    return (from & 0xffffffff00000000u) | (static_cast<std::uint32_t>(from) + (bytes >> 4));
 }
 
 /// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.

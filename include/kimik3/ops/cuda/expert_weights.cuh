@@ -111,12 +111,12 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
             wait_for_copies<W::ahead - 1>();
             show_to_products();
             __syncthreads();
-            const std::uint32_t a = memory + step % W::stages * W::stage_bytes + 8192 * group,
-                                b = memory + step % W::stages * W::stage_bytes + W::a_bytes;
+            const std::uint32_t stage = memory + step % W::stages * W::stage_bytes;
+            const std::uint64_t a = operand(stage + 8192 * group, 8192), b = operand(stage + W::a_bytes, 8192);
             begin_products();
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                multiply_add<true, true>(sums, operand(a + 2048 * k, 8192), operand(b + 2048 * k, 8192), row + k > 0);
+                multiply_add<true, true>(sums, further(a, 2048 * k), further(b, 2048 * k), row + k > 0);
             commit_products();
             load((step + W::ahead) % W::stages);
             wait_for_products<1>();

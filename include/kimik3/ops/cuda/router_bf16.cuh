@@ -4,7 +4,6 @@
 // exact and their sums are float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's
 // weight gradient is summed over a block's tokens, then over the blocks in their order.
 
-#include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/router.hpp"
@@ -116,12 +115,12 @@ __global__ void __launch_bounds__(256, 2) router_choice_kernel(const Choice r) {
         wait_for_products<0>();
         show_to_products();
         __syncthreads();
-        const std::uint32_t a = memory + stage * Choice::stage_bytes + 8192 * group,
-                            b = memory + stage * Choice::stage_bytes + Choice::a_bytes;
+        const std::uint32_t from = memory + stage * Choice::stage_bytes;
+        const std::uint64_t a = operand(from + 8192 * group), b = operand(from + Choice::a_bytes);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-            multiply_add<false, false>(sums, operand(a + 32 * k), operand(b + 32 * k), k0 + k > 0);
+            multiply_add<false, false>(sums, further(a, 32 * k), further(b, 32 * k), k0 + k > 0);
         commit_products();
         if (k0 + Choice::depth < r.x.cols) load(k0 + Choice::depth, stage ^ 1);
     }
@@ -162,13 +161,13 @@ inline void router_inputs_bf16(const Context<Cuda>& ctx, MatrixView<const float>
     for_rows(ctx, scores.rows, 32, [=] __device__(Index n, Team team) {
         constexpr unsigned all = 0xffffffffu;
         const int count = static_cast<int>(experts.cols);
-        constexpr int ahead = 3;  // pieces of dx that a lane asks for before all else
-        uint4 fetched[ahead];
+        constexpr int ahead = 5;  // times four columns of dx that a lane asks for before all else
+        uint2 fetched[ahead];
         const auto fetch = [&](Index first) {
 #pragma unroll
             for (int a = 0; a < ahead; ++a) {
-                const Index c = first + 256 * a + 8 * team.rank;
-                fetched[a] = c < dx.cols ? *reinterpret_cast<const uint4*>(dx.row(n) + c) : uint4{};
+                const Index c = first + 128 * a + 4 * team.rank;
+                fetched[a] = c < dx.cols ? *reinterpret_cast<const uint2*>(dx.row(n) + c) : uint2{};
             }
         };
         fetch(0);
@@ -188,27 +187,23 @@ inline void router_inputs_bf16(const Context<Cuda>& ctx, MatrixView<const float>
         // (MOE-7)
         const float gradient = s * (1.0f - s) * scale * (dweight - mean);
         if (mine) dweights(n, team.rank) = gradient;
-        for (Index first = 0; first < dx.cols; first += 256 * ahead) {
+        for (Index first = 0; first < dx.cols; first += 128 * ahead) {
             if (first > 0) fetch(first);
 #pragma unroll
             for (int a = 0; a < ahead; ++a) {
-                const Index c = first + 256 * a + 8 * team.rank;
+                const Index c = first + 128 * a + 4 * team.rank;
                 const bool inside = c < dx.cols;
-                float sums[8];
-                unpack_eight(fetched[a], sums);
+                float2 low = unpack_bf16(fetched[a].x), high = unpack_bf16(fetched[a].y);
 #pragma unroll 4
                 for (int j = 0; j < count; ++j) {
                     const float factor = __shfl_sync(all, gradient, j);
                     const float* row = w.row(__shfl_sync(all, expert, j)) + c;
-                    if (!inside) continue;
-                    const float4 low = *reinterpret_cast<const float4*>(row),
-                                 high = *reinterpret_cast<const float4*>(row + 4);
-                    sums[0] += factor * low.x, sums[1] += factor * low.y, sums[2] += factor * low.z,
-                        sums[3] += factor * low.w;
-                    sums[4] += factor * high.x, sums[5] += factor * high.y, sums[6] += factor * high.z,
-                        sums[7] += factor * high.w;
+                    const float4 four = inside ? *reinterpret_cast<const float4*>(row) : float4{};
+                    low.x += factor * four.x, low.y += factor * four.y;
+                    high.x += factor * four.z, high.y += factor * four.w;
                 }
-                if (inside) *reinterpret_cast<uint4*>(dx.row(n) + c) = pack_eight(sums);
+                if (inside)
+                    *reinterpret_cast<uint2*>(dx.row(n) + c) = {pack_bf16(low.x, low.y), pack_bf16(high.x, high.y)};
             }
         }
     });
