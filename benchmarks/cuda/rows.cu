@@ -122,29 +122,17 @@ void mixtures(Table& table) {
                 [&](int s, auto& m) {
                     attn_res_forward(ctx, read_only(candidates(s, m, 1)), gamma, pi, 1e-5, m(s, 0), p.view, r.view);
                 });
-        measure(table, fmt::format("attn_res_norm forward, {} candidates", count), count + 1, tokens, hidden, statistics,
-                [&](int s, auto& m) {
+        measure(table, fmt::format("attn_res_norm forward, {} candidates", count), count + 1, tokens, hidden,
+                statistics, [&](int s, auto& m) {
                     attn_res_norm_forward(ctx, read_only(candidates(s, m, 1)), gamma, pi, 1e-5, w, 1e-5,
                                           MatrixView<bf16>(m(s, 0)), m(s, 0), p.view, r.view, norm_r.vector());
                 });
-        // v is read, dv read and written: two reads of the same candidates in a row, the first of which leaves the
-        // gradients of all but the last to the second.
-        AttnResLater<bf16> nothing, later;
-        const Numbers<bf16> left_dh(tokens, hidden);
-        const Numbers<float> slope(tokens, count);
-        const auto backward = [&](int s, auto& m, const AttnResLater<bf16>& taken, AttnResLater<bf16>& left) {
-            attn_res_norm_backward(ctx, m(s, 0), read_only(candidates(s, m, 1)), gamma, pi, w, p, r, norm_r,
-                                   MatrixView<bf16>(m(s, 0)), candidates(s, m, 1 + count), dgamma.vector(),
-                                   dpi.vector(), dw.vector(), m(s, 0), taken, left);
-        };
-        const double again = bytes_of(tokens, hidden, count);
+        // v is read, dv read and written
         measure(table, fmt::format("attn_res_norm backward, {} candidates", count), 1 + 2 * count, tokens, hidden,
-                statistics + again, [&](int s, auto& m) { backward(s, m, nothing, nothing); });
-        measure(table, fmt::format("attn_res_norm backward twice, {} candidates", count), 1 + 2 * count, tokens, hidden,
-                2.0 * statistics + again + bytes_of(tokens, hidden, count + 5), [&](int s, auto& m) {
-                    later = {count - 1, left_dh.view, slope.view, {}, {}, {}};
-                    backward(s, m, nothing, later);
-                    backward(s, m, later, nothing);
+                statistics + bytes_of(tokens, hidden, count), [&](int s, auto& m) {
+                    attn_res_norm_backward(ctx, m(s, 0), read_only(candidates(s, m, 1)), gamma, pi, w, p, r, norm_r,
+                                           MatrixView<bf16>(m(s, 0)), candidates(s, m, 1 + count), dgamma.vector(),
+                                           dpi.vector(), dw.vector(), m(s, 0));
                 });
     }
 }

@@ -51,8 +51,32 @@ struct Numbers {
     VectorView<T> vector() const { return memory.view(); }
 };
 
-/// Sets of buffers that each call of a measured operation touches bytes of: at least two, and enough to leave the cache.
+/// How many sets of buffers calls that move so many bytes take turns among: at least two, and enough to leave the
+/// cache.
 inline int sets_for(double bytes) { return static_cast<int>(std::clamp(2.0e8 / bytes, 1.0, 31.0)) + 1; }
+
+/// Milliseconds between events around body, the median of repeats, over calls.
+template <class Body>
+double median_of(int calls, Body&& body, int repeats = 25) {
+    const Context<Cuda>& ctx = context();
+    cudaEvent_t first, last;
+    KIMIK3_CUDA(cudaEventCreate(&first));
+    KIMIK3_CUDA(cudaEventCreate(&last));
+    std::vector<double> times;
+    for (int repeat = -2; repeat < repeats; ++repeat) {
+        KIMIK3_CUDA(cudaEventRecord(first, ctx.stream()));
+        body();
+        KIMIK3_CUDA(cudaEventRecord(last, ctx.stream()));
+        KIMIK3_CUDA(cudaEventSynchronize(last));
+        float ms = 0.0f;
+        KIMIK3_CUDA(cudaEventElapsedTime(&ms, first, last));
+        if (repeat >= 0) times.push_back(ms / calls);
+    }
+    KIMIK3_CUDA(cudaEventDestroy(first));
+    KIMIK3_CUDA(cudaEventDestroy(last));
+    std::ranges::sort(times);
+    return times[times.size() / 2];
+}
 
 /// Milliseconds of a call: run(set) enqueues one on set 0 ... sets - 1; the median of repeats.
 template <class Run>
@@ -64,31 +88,25 @@ double median_ms(int sets, Run&& run, int repeats = 25) {
     all(), all();
     ctx.synchronise();
     const auto recording = ctx.record(all);
-    cudaEvent_t first, last;
-    KIMIK3_CUDA(cudaEventCreate(&first));
-    KIMIK3_CUDA(cudaEventCreate(&last));
-    std::vector<double> times;
-    for (int repeat = -2; repeat < repeats; ++repeat) {
-        KIMIK3_CUDA(cudaEventRecord(first, ctx.stream()));
-        recording.start();
-        KIMIK3_CUDA(cudaEventRecord(last, ctx.stream()));
-        KIMIK3_CUDA(cudaEventSynchronize(last));
-        float ms = 0.0f;
-        KIMIK3_CUDA(cudaEventElapsedTime(&ms, first, last));
-        if (repeat >= 0) times.push_back(ms / sets);
-    }
-    KIMIK3_CUDA(cudaEventDestroy(first));
-    KIMIK3_CUDA(cudaEventDestroy(last));
-    std::ranges::sort(times);
-    return times[times.size() / 2];
+    return median_of(sets, [&] { recording.start(); }, repeats);
 }
 
-/// Bytes read plus written a millisecond by a copy of device memory.
+inline void copy_words(const uint4* from, uint4* to, Index count) {
+    gpu::for_each(context(), count, [=] __device__(Index i) { to[i] = from[i]; });
+}
+
+/// Bytes read plus written a millisecond by a copy of device memory: by the driver's copy outside of a recording, or by
+/// a plain kernel where that is faster.
 inline double copy_rate() {
     static const double rate = [] {
+        const Context<Cuda>& ctx = context();
         const Index bytes = Index{1} << 29;
         const Numbers<float> from(1, bytes / 4), to(1, bytes / 4, 2);
-        return 2.0 * static_cast<double>(bytes) / median_ms(2, [&](int) { copy(context(), from, to.view); });
+        const uint4* first = reinterpret_cast<const uint4*>(from.view.data);
+        uint4* second = reinterpret_cast<uint4*>(to.view.data);
+        const double by_kernel = median_ms(2, [&](int) { copy_words(first, second, bytes / 16); });
+        const double by_driver = median_of(1, [&] { copy(ctx, from, to.view); });
+        return 2.0 * static_cast<double>(bytes) / (std::min)(by_kernel, by_driver);
     }();
     return rate;
 }

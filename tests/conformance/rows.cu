@@ -35,13 +35,14 @@ namespace {
 
 const Index row_counts[] = {0, 1, 37};
 const Index widths[] = {1, 3, 5, 7, 33, 130, 1500};
-const Index aligned_row_counts[] = {1, 9, 300};
+const Index aligned_row_counts[] = {1, 9, 150};
+const Index many_rows = 5000;  // more than there are teams at a time
 const Index aligned_widths[] = {8, 24, 128, 320, 640, 1280, 3072};
 
 template <class M>
 using Kind = std::type_identity<M>;
 
-/// body(Kind<M>, rows, width, gap) for M = Both and Half: odd sizes, and sizes whose rows begin at multiples of 16 bytes.
+/// body(Kind<M>, rows, width, gap) for M = Both and Half: odd sizes, and rows that begin at multiples of 16 bytes.
 template <class Body>
 void at_sizes(Body&& body) {
     const auto both = [&](Index rows, Index width, Index gap) {
@@ -54,6 +55,7 @@ void at_sizes(Body&& body) {
         for (const Index width : widths) both(rows, width, 3);
     for (const Index rows : aligned_row_counts)
         for (const Index width : aligned_widths) both(rows, width, rows == 9 ? 0 : 8);
+    both(many_rows, 128, 0);
 }
 
 /// What is allowed of results in float and in bf16.
@@ -284,6 +286,7 @@ BOOST_AUTO_TEST_CASE(cross_entropies_of_long_rows) {
 BOOST_AUTO_TEST_CASE(attn_res) {
     at_sizes([]<class M>(Kind<M>, Index rows, Index width, Index gap) {
         for (const Index count : {1, 2, 5, 9}) {
+            if (rows == many_rows && count != 5) continue;
             std::vector<M> v, dv;
             Candidates<const double> c;
             Candidates<const GpuNumber<M>> g;
@@ -305,59 +308,44 @@ BOOST_AUTO_TEST_CASE(attn_res) {
             check_same("h", h), check_same("p", p), check_same("r", r);
             // h is rounded to bf16 in between, and the slopes are differences of products with it.
             check_same("dgamma", dgamma, allowed<M>(1e-4, 0.1)), check_same("dpi", dpi, allowed<M>(1e-4, 0.1));
-            for (M& each : dv) check_same("dv", each, allowed<M>(1e-4, 8e-3));
+            for (M& each : dv) check_same("dv", each, allowed<M>(1e-4, 2e-2));
         }
     });
 }
 
-/// Two reads of the same candidates, the second with one fewer, each with its norm: h and dh are memory of the
-/// operation, and what the backward of the second leaves is what that of the first takes.
+/// h and dh are memory of the operation: what forward left in h is what backward takes.
 BOOST_AUTO_TEST_CASE(attn_res_with_norm) {
     at_sizes([]<class M>(Kind<M>, Index rows, Index width, Index gap) {
-        using G = GpuNumber<M>;
         for (const Index count : {2, 5, 9, 17}) {
-            if (count == 17 && width > 300) continue;
+            if ((count == 17 && width > 300) || (rows == many_rows && count != 5)) continue;
             std::vector<M> v, dv;
             Candidates<const double> c;
-            Candidates<const G> g;
+            Candidates<const GpuNumber<M>> g;
             Candidates<double> dc;
-            Candidates<G> dgr;
+            Candidates<GpuNumber<M>> dgr;
             for (Index j = 0; j < count; ++j) {
                 v.push_back(M::random(rows, width, 10 + static_cast<std::uint64_t>(j), 1.0, gap));
                 dv.push_back(M::random(rows, width, 30 + static_cast<std::uint64_t>(j), 1.0, gap));
             }
             for (std::size_t j = 0; j < v.size(); ++j)
                 c.add(v[j].c()), g.add(v[j].g()), dc.add(dv[j].c()), dgr.add(dv[j].g());
-            M left_dh(rows, width, gap), dh(rows, width, gap);
-            Both left_slope(rows, count), second_p(rows, count), first_p(rows, count - 1);
-            AttnResLater<double> left_c, none_c;
-            AttnResLater<G> left_g, none_g;
-            left_c.count = left_g.count = count - 2;
-            left_g.dh = left_dh.g(), left_g.slope = left_slope.g();
-            const auto both_ways = [&](std::uint64_t seed, Both& p, const auto& taken_c, const auto& taken_g,
-                                       auto& to_leave_c, auto& to_leave_g) {
-                M y(rows, width, gap), dy = M::random(rows, width, seed, 1.0, gap), h(rows, width, gap);
-                Both gamma = vector_of(width, seed + 1), pi = vector_of(width, seed + 2, 0.3),
-                     w = vector_of(width, seed + 3), r(rows, c.count), norm_r = empty_vector(rows);
-                Both dgamma = vector_of(width, 4), dpi = vector_of(width, 5), dw = vector_of(width, 7);
-                attn_res_norm_forward(cpu(), c, gamma.cv(), pi.cv(), 1e-5, w.cv(), 1e-6, h.c(), y.c(), p.c(), r.c(),
-                                      norm_r.cv());
-                attn_res_norm_forward(cuda(), g, gamma.gv(), pi.gv(), 1e-5, w.gv(), 1e-6, h.g(), y.g(), p.g(), r.g(),
-                                      norm_r.gv());
-                attn_res_norm_backward(cpu(), dy.c(), c, gamma.cv(), pi.cv(), w.cv(), p.c(), r.c(), norm_r.cv(), h.c(),
-                                       dc, dgamma.cv(), dpi.cv(), dw.cv(), dh.c(), taken_c, to_leave_c);
-                attn_res_norm_backward(cuda(), dy.g(), g, gamma.gv(), pi.gv(), w.gv(), p.g(), r.g(), norm_r.gv(), h.g(),
-                                       dgr, dgamma.gv(), dpi.gv(), dw.gv(), dh.g(), taken_g, to_leave_g);
-                // The plain form rounds h to bf16 in between.
-                check_same("y", y, allowed<M>(1e-5, 6e-3)), check_same("p", p), check_same("r", r);
-                check_same("norm_r", norm_r, allowed<M>(1e-5, 5e-3)), check_same("dw", dw, allowed<M>(1e-5, 1e-2));
-                check_same("dgamma", dgamma, allowed<M>(1e-4, 0.1)), check_same("dpi", dpi, allowed<M>(1e-4, 0.1));
-                return std::pair{std::move(gamma), std::move(pi)};  // what was left speaks of them
-            };
-            const auto second = both_ways(100, second_p, none_c, none_g, left_c, left_g);
-            --c.count, --g.count, --dc.count, --dgr.count;
-            const auto first = both_ways(200, first_p, left_c, left_g, none_c, none_g);
-            for (M& each : dv) check_same("dv", each, allowed<M>(1e-4, 8e-3));
+            M y(rows, width, gap), dy = M::random(rows, width, 3, 1.0, gap), h(rows, width, gap), dh(rows, width, gap);
+            Both gamma = vector_of(width, 1), pi = vector_of(width, 2, 0.3), w = vector_of(width, 6), p(rows, count),
+                 r(rows, count), norm_r = empty_vector(rows);
+            Both dgamma = vector_of(width, 4), dpi = vector_of(width, 5), dw = vector_of(width, 7);
+            attn_res_norm_forward(cpu(), c, gamma.cv(), pi.cv(), 1e-5, w.cv(), 1e-6, h.c(), y.c(), p.c(), r.c(),
+                                  norm_r.cv());
+            attn_res_norm_forward(cuda(), g, gamma.gv(), pi.gv(), 1e-5, w.gv(), 1e-6, h.g(), y.g(), p.g(), r.g(),
+                                  norm_r.gv());
+            attn_res_norm_backward(cpu(), dy.c(), c, gamma.cv(), pi.cv(), w.cv(), p.c(), r.c(), norm_r.cv(), h.c(), dc,
+                                   dgamma.cv(), dpi.cv(), dw.cv(), dh.c());
+            attn_res_norm_backward(cuda(), dy.g(), g, gamma.gv(), pi.gv(), w.gv(), p.g(), r.g(), norm_r.gv(), h.g(),
+                                   dgr, dgamma.gv(), dpi.gv(), dw.gv(), dh.g());
+            // The plain form rounds h and dh to bf16 in between.
+            check_same("y", y, allowed<M>(1e-5, 6e-3)), check_same("p", p), check_same("r", r);
+            check_same("norm_r", norm_r, allowed<M>(1e-5, 5e-3)), check_same("dw", dw, allowed<M>(1e-5, 1e-2));
+            check_same("dgamma", dgamma, allowed<M>(1e-4, 0.1)), check_same("dpi", dpi, allowed<M>(1e-4, 0.1));
+            for (M& each : dv) check_same("dv", each, allowed<M>(1e-4, 1.5e-2));
         }
     });
 }

@@ -62,19 +62,17 @@ struct AttnResSite {
                               normed, s.p, s.r, r);
     }
 
-    /// Adds the gradient of everything that was read into gradients, and that of norm to dnorm; dh is scratch. The
-    /// gradients of the first left.count endpoints may be left to the site which is given left as taken.
+    /// Adds the gradient of everything that was read into gradients, and that of norm to dnorm; dh is scratch.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                          VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
                          MatrixView<const T> dnormed, VectorView<A> r, MatrixView<T> dh,
-                         const Residuals<T>& gradients, Saved& s, const AttnResLater<T>& taken,
-                         AttnResLater<T>& left) {
+                         const Residuals<T>& gradients, Saved& s) {
         if (!mixes(c, residuals.endpoints.count + 1)) {
             rms_norm_backward(ctx, dnormed, residuals.prefix, norm, r, dh, dnorm);
             return add_to(ctx, dh, gradients.prefix);
         }
         attn_res_norm_backward(ctx, dnormed, with_prefix(residuals), p.norm, p.proj, norm, s.p, s.r, r, s.h,
-                               with_prefix(gradients), g.norm, g.proj, dnorm, dh, taken, left);
+                               with_prefix(gradients), g.norm, g.proj, dnorm, dh);
     }
 
 private:

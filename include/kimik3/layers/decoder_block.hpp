@@ -53,15 +53,9 @@ struct Depth {
 template <class T>
 struct BlockScratch {
     MatrixView<T> dnormed, dh;  // [N, M]
-    AttnResLater<T> later;      // room for what the read of the feed-forward leaves to that of attention
 
     static BlockScratch bind(Arena& arena, const ModelConfig& c, Index tokens) {
-        const Index endpoints = Depth::of(c, c.num_layers).endpoints;
-        BlockScratch s{arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size), {}};
-        if (!c.attn_res) return s;
-        s.later.dh = arena.matrix<T>(tokens, c.hidden_size);
-        s.later.slope = arena.matrix<accumulator_t<T>>(tokens, endpoints);
-        return s;
+        return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size)};
     }
 };
 
@@ -85,13 +79,11 @@ struct SavedRead {
         Site::forward(ctx, c, p, norm, residuals, normed, r, site);
     }
 
-    /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch. taken and left:
-    /// see AttnResSite.
+    /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch.
     void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p,
                   typename Site::Grads& g, VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
-                  MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients,
-                  const AttnResLater<T>& taken, AttnResLater<T>& left) {
-        Site::backward(ctx, c, p, g, norm, dnorm, residuals, dnormed, r, dh, gradients, site, taken, left);
+                  MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients) {
+        Site::backward(ctx, c, p, g, norm, dnorm, residuals, dnormed, r, dh, gradients, site);
     }
 };
 
@@ -182,17 +174,14 @@ struct BlockLayer {
         if constexpr (routes) FeedForward::count(ctx, p.feed_forward, s.feed_forward, counted, balance);
         FeedForward::backward(ctx, c, p.feed_forward, g.feed_forward, seq, s.ffn_read.normed, gradients.prefix,
                               scratch.dnormed, s.feed_forward);
-        AttnResLater<T> later = scratch.later, nothing;
-        later.count = residuals.endpoints.count;
         s.ffn_read.backward(ctx, c, p.mlp_res, g.mlp_res, p.post_attention_layernorm, g.post_attention_layernorm,
-                            after_attention, scratch.dnormed, scratch.dh, gradients, nothing, later);
+                            after_attention, scratch.dnormed, scratch.dh, gradients);
 
         Attention::backward(ctx, c, p.attention, g.attention, seq, s.attention_read.normed, gradients.prefix,
                             scratch.dnormed, s.attention);
         if (depth.opens_block) gradients.prefix = gradients.endpoints.view[--gradients.endpoints.count];
         s.attention_read.backward(ctx, c, p.self_attention_res, g.self_attention_res, p.input_layernorm,
-                                  g.input_layernorm, residuals, scratch.dnormed, scratch.dh, gradients, later,
-                                  nothing);
+                                  g.input_layernorm, residuals, scratch.dnormed, scratch.dh, gradients);
     }
 };
 

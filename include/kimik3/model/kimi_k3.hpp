@@ -317,10 +317,8 @@ private:
         clear(ctx_, acts_.zeroed);
         clear(ctx_, acts_.gradients.prefix);
         Residuals<T> gradients = acts_.gradients;
-        AttnResLater<T> nothing;
         acts_.output.backward(ctx_, config, params_.output_attn_res, grads_.output_attn_res, params_.norm, grads_.norm,
-                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients, nothing,
-                              nothing);
+                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
         static_for_reverse<layers>([&](auto layer) { backward_layer<layer>(gradients); });
         embedding_backward(ctx_, acts_.tokens, gradients.prefix, grads_.embed_tokens);
     }

@@ -8,10 +8,9 @@
 //     dw = sum over tokens and j of ds_j r_j v_j,  dgamma += dw pi,  dpi += dw gamma   (RES-5)
 // Gradients of candidates are added, since an endpoint is read many times. Sums in accumulator_t<T>.
 //   attn_res_norm_forward (ctx, candidates, gamma, pi, eps, w [D], norm_eps, h [N, D], y [N, D], p, r, norm_r [N])
-//   attn_res_norm_backward(ctx, dy, candidates, gamma, pi, w, p, r, norm_r, h, dcandidates, dgamma, dpi, dw, dh [N, D],
-//                          taken, left)
+//   attn_res_norm_backward(ctx, dy, candidates, gamma, pi, w, p, r, norm_r, h, dcandidates, dgamma, dpi, dw, dh [N, D])
 //     the same with the RMSNorm that follows, y = RMSNorm(h; w): dw is added to. h is handed from forward to backward,
-//     dh is scratch; a backend with a kernel of its own may leave both as they are. left, taken: see AttnResLater
+//     dh is scratch; a backend with a kernel of its own may leave both as they are.
 
 #include <type_traits>
 
@@ -34,19 +33,6 @@ struct Candidates {
         require(count < max_candidates, "attn_res mixes at most {} candidates", max_candidates);
         view[count++] = candidate;
     }
-};
-
-/// Part of a backward that is left to another one, of a site that reads the same first count candidates and has the same
-/// eps: the gradients of those candidates, which need to be read and written once then. On the way in left says how
-/// many may be left and where dh [N, D] and slope [N, count] have room; on the way out how many were: a backend may add
-/// all of them at once. taken is what another backward left.
-template <class T>
-struct AttnResLater {
-    Index count = 0;
-    MatrixView<T> dh;
-    MatrixView<accumulator_t<T>> slope;  // ds_j r_j
-    MatrixView<const accumulator_t<T>> p;
-    VectorView<const accumulator_t<T>> gamma, pi;
 };
 
 template <class Backend>
@@ -79,10 +65,7 @@ void attn_res_norm_backward(const Context<Backend>& ctx, In<T> dy,
                             InVector<accumulator_t<T>> w, In<accumulator_t<T>> p, In<accumulator_t<T>> r,
                             InVector<accumulator_t<T>> norm_r, MatrixView<T> h, const Candidates<T>& dcandidates,
                             OutVector<accumulator_t<T>> dgamma, OutVector<accumulator_t<T>> dpi,
-                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh,
-                            const std::type_identity_t<AttnResLater<T>>& taken, AttnResLater<T>& left) {
-    require(taken.count == 0, "attn_res: nothing was left");
-    left.count = 0;
+                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh) {
     rms_norm_backward(ctx, dy, h, w, norm_r, dh, dw);
     attn_res_backward(ctx, dh, candidates, gamma, pi, p, r, h, dcandidates, dgamma, dpi);
 }

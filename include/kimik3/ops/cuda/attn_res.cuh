@@ -27,23 +27,20 @@ bool attn_res_rows_forward(const Context<Cuda>& ctx, const Candidates<const T>& 
                            MatrixView<T> h, MatrixView<T> y, MatrixView<accumulator_t<T>> p,
                            MatrixView<accumulator_t<T>> r, VectorView<accumulator_t<T>> norm_r) {
     using A = accumulator_t<T>;
-    if (sizeof(T) > 4 || !few_in_eights<const T>(candidates) || !in_eights<T>({h, y}) ||
-        !in_eights<const A>({weights.norm}))
+    if (!few_in_eights<const T>(candidates) || !in_eights<T>({h, y}) || !in_eights<const A>({weights.norm}))
         return false;
     return split_row(candidates.view[0].cols, [&](auto lanes, auto vectors) {
-        if constexpr (sizeof(T) <= 4) {
-            constexpr auto kernel = attn_res_forward_kernel<T, lanes, vectors, normed>;
-            static const Index most = resident_blocks(kernel, attn_res_threads);
-            const Index blocks = (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes));
-            kernel<<<exact_grid(blocks), attn_res_threads, 0, ctx.stream()>>>(
-                FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y, p, r,
-                norm_r);
-            check_launch();
-        }
+        constexpr auto kernel = attn_res_forward_kernel<T, lanes, vectors, normed>;
+        static const Index most = resident_blocks(kernel, attn_res_threads);
+        const Index blocks = (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes));
+        kernel<<<exact_grid(blocks), attn_res_threads, 0, ctx.stream()>>>(
+            FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y, p, r,
+            norm_r);
+        check_launch();
     });
 }
 
-/// The sums that the blocks of backward left: count rows of the width's slope_j v_j, then as many of dw's.
+/// What the blocks of backward left, a row a block: the width's sums of slope_j v_j, and with the norm those of dw.
 template <class A>
 struct AttnResParts {
     A* data = nullptr;
@@ -56,64 +53,39 @@ AttnResParts<accumulator_t<T>> attn_res_rows_backward(
     const Context<Cuda>& ctx, MatrixView<const T> dy, const Candidates<const T>& candidates,
     const AttnResWeights<accumulator_t<T>>& weights, MatrixView<const accumulator_t<T>> p,
     MatrixView<const accumulator_t<T>> r, VectorView<const accumulator_t<T>> norm_r, MatrixView<const T> h,
-    const Candidates<T>& gradients, const AttnResLater<T>& taken, const AttnResLater<T>& left) {
+    const Candidates<T>& gradients) {
     using A = accumulator_t<T>;
-    const Index width = dy.cols, bytes = attn_res_backward_bytes<T>(width, candidates.count, taken.count > 0);
+    const Index width = dy.cols, bytes = attn_res_backward_bytes<T>(width, candidates.count);
     AttnResParts<A> parts;
     if (width > 768 || bytes > 200 * 1024 || !few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) ||
-        !in_eights<const T>({dy, h, taken.dh, left.dh}) || !in_eights<const A>({weights.norm}))
+        !in_eights<const T>({dy, h}) || !in_eights<const A>({weights.norm}))
         return parts;
-    const auto launch = [&](auto vectors, auto takes) {
-        constexpr auto kernel = attn_res_backward_kernel<T, vectors, normed, takes>;
+    const auto launch = [&](auto vectors) {
+        constexpr auto kernel = attn_res_backward_kernel<T, vectors, normed>;
         constexpr int threads = 32 * attn_res_warps;
         allow_shared_memory(kernel, bytes);
         parts.count = (std::min)(resident_blocks(kernel, threads, bytes), ceil_div(dy.rows, attn_res_warps));
-        parts.data = ctx.workspace<A>(Scratch::sums, 2 * parts.count * width);
+        parts.data = ctx.workspace<A>(Scratch::sums, parts.count * (normed ? 2 : 1) * width);
         kernel<<<exact_grid(parts.count), threads, to_size(bytes), ctx.stream()>>>(
-            dy, FewCandidates<const T>(candidates), weights, p, r, norm_r, h, FewCandidates<T>(gradients), taken, left,
-            parts.data, parts.data + parts.count * width);
+            dy, FewCandidates<const T>(candidates), weights, p, r, norm_r, h, FewCandidates<T>(gradients), parts.data);
         check_launch();
     };
-    const auto with_vectors = [&](auto takes) {
-        if (width <= 256) launch(Constant<1>{}, takes);
-        else launch(Constant<3>{}, takes);
-    };
-    if constexpr (normed) {
-        if (taken.count > 0) return with_vectors(std::true_type{}), parts;
-    }
-    with_vectors(std::false_type{});
+    if (width <= 256) launch(Constant<1>{});
+    else launch(Constant<3>{});
     return parts;
 }
 
-/// dgamma and dpi from what the blocks left.
+/// dgamma, dpi and, with the norm, dw from what the blocks left.
 template <class A>
 void add_attn_res_sums(const Context<Cuda>& ctx, AttnResParts<A> parts, VectorView<const A> gamma,
-                       VectorView<const A> pi, VectorView<A> dgamma, VectorView<A> dpi) {
-    sum_parts(ctx, parts.data, parts.count, gamma.size, [=] __device__(Index c, A sum) {
-        dgamma[c] += sum * pi[c];
-        dpi[c] += sum * gamma[c];
-    });
-}
-
-/// The gradients of candidates that another backward left, in plain form.
-template <class T>
-void add_taken(const Context<Cuda>& ctx, const Candidates<const T>& candidates,
-               MatrixView<const accumulator_t<T>> r, const AttnResLater<T>& taken, const Candidates<T>& dcandidates) {
-    using A = accumulator_t<T>;
-    const Candidates<const T> all = candidates;
-    const Candidates<T> gradients = dcandidates;
-    const Index width = taken.dh.cols;
-    for_rows(ctx, taken.dh.rows, width, [=] __device__(Index n, Team team) {
-        for (Index j = 0; j < taken.count; ++j) {
-            const T* v = all.view[j].row(n);
-            T* dv = gradients.view[j].row(n);
-            A w_v = A(0);
-            for (Index c = team.rank; c < width; c += team.size) w_v += taken.gamma[c] * taken.pi[c] * v[c];
-            const A slope = taken.slope(n, j),
-                    along_v = slope * team.sum(w_v) * r(n, j) * r(n, j) / static_cast<A>(width);
-            for (Index c = team.rank; c < width; c += team.size)
-                dv[c] = static_cast<T>(dv[c] + (taken.p(n, j) * taken.dh(n, c) + slope * taken.gamma[c] * taken.pi[c] -
-                                                along_v * v[c]));
+                       VectorView<const A> pi, VectorView<A> dgamma, VectorView<A> dpi, VectorView<A> dw) {
+    const Index width = gamma.size;
+    sum_parts(ctx, parts.data, parts.count, width + dw.size, [=] __device__(Index c, A sum) {
+        if (c < width) {
+            dgamma[c] += sum * pi[c];
+            dpi[c] += sum * gamma[c];
+        } else {
+            dw[c - width] += sum;
         }
     });
 }
@@ -181,28 +153,32 @@ void attn_res_backward(const Context<Cuda>& ctx, In<T> dh, const std::type_ident
     require_size("attn_res: dpi", dpi, width);
     if (rows == 0) return;
     if (const auto parts = gpu::attn_res_rows_backward<false, T>(ctx, dh, candidates, {gamma, pi, {}}, p, r, {}, h,
-                                                                 dcandidates, {}, {});
+                                                                 dcandidates);
         parts.count > 0)
-        return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi);
+        return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi, {});
     const MatrixView<A> slope(ctx.workspace<A>(Scratch::operation, rows * count), rows, count);
     const Candidates<const T> all = candidates;
     const Candidates<T> gradients = dcandidates;
     gpu::for_rows(ctx, rows, width, [=] __device__(Index n, gpu::Team team) {
-        A pulled = A(0);
-        for (Index c = team.rank; c < width; c += team.size) pulled += A(dh(n, c)) * h(n, c);
-        pulled = team.sum(pulled);
+        A pulled = A(0);  // dh . h, without the rounding of h
         for (Index j = 0; j < count; ++j) {
             const T* v = all.view[j].row(n);
-            A dh_v = A(0), w_v = A(0);
-            for (Index c = team.rank; c < width; c += team.size) {
-                dh_v += A(dh(n, c)) * v[c];
-                w_v += gamma[c] * pi[c] * v[c];
-            }
-            const A score_slope = p(n, j) * (team.sum(dh_v) - pulled) * r(n, j);
+            A dh_v = A(0);
+            for (Index c = team.rank; c < width; c += team.size) dh_v += A(dh(n, c)) * v[c];
+            dh_v = team.sum(dh_v), pulled += p(n, j) * dh_v;
+            if (team.rank == 0) slope(n, j) = dh_v;
+        }
+        team.sync();
+        for (Index j = 0; j < count; ++j) {
+            const T* v = all.view[j].row(n);
+            A w_v = A(0);
+            for (Index c = team.rank; c < width; c += team.size) w_v += gamma[c] * pi[c] * v[c];
+            const A score_slope = p(n, j) * (slope(n, j) - pulled) * r(n, j);
             const A along_v = score_slope * team.sum(w_v) * r(n, j) * r(n, j) / static_cast<A>(width);
             T* dv = gradients.view[j].row(n);
             for (Index c = team.rank; c < width; c += team.size)
                 dv[c] = static_cast<T>(dv[c] + (p(n, j) * dh(n, c) + score_slope * gamma[c] * pi[c] - along_v * v[c]));
+            team.sync();
             if (team.rank == 0) slope(n, j) = score_slope;
         }
     });
@@ -247,8 +223,7 @@ void attn_res_norm_backward(const Context<Cuda>& ctx, In<T> dy,
                             InVector<accumulator_t<T>> w, In<accumulator_t<T>> p, In<accumulator_t<T>> r,
                             InVector<accumulator_t<T>> norm_r, MatrixView<T> h, const Candidates<T>& dcandidates,
                             OutVector<accumulator_t<T>> dgamma, OutVector<accumulator_t<T>> dpi,
-                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh,
-                            const std::type_identity_t<AttnResLater<T>>& taken, AttnResLater<T>& left) {
+                            OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh) {
     using A = accumulator_t<T>;
     const Index rows = dy.rows, width = dy.cols, count = candidates.count;
     gpu::check_candidates(candidates, rows, width);
@@ -260,16 +235,10 @@ void attn_res_norm_backward(const Context<Cuda>& ctx, In<T> dy,
     require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
             dcandidates.count);
     if (rows == 0) return;
-    if (const auto parts = gpu::attn_res_rows_backward<true, T>(ctx, dy, candidates, {gamma, pi, w}, p, r, norm_r, {},
-                                                                dcandidates, taken, left);
-        parts.count > 0) {
-        left.p = p, left.gamma = gamma, left.pi = pi;
-        gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi);
-        return gpu::sum_parts(ctx, parts.data + parts.count * width, parts.count, width,
-                              [=] __device__(Index c, A sum) { dw[c] += sum; });
-    }
-    left.count = 0;
-    if (taken.count > 0) gpu::add_taken<T>(ctx, candidates, r, taken, dcandidates);
+    if (const auto parts =
+            gpu::attn_res_rows_backward<true, T>(ctx, dy, candidates, {gamma, pi, w}, p, r, norm_r, {}, dcandidates);
+        parts.count > 0)
+        return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi, dw);
     const Candidates<const T> all = candidates;  // forward may have left h as it was
     gpu::for_rows(ctx, rows, width, [=] __device__(Index n, gpu::Team team) {
         for (Index c = team.rank; c < width; c += team.size) {

@@ -1,7 +1,7 @@
 #pragma once
 // Cross-entropy on the GPU: a block a row, which is read once; backward holds it in shared memory. Rows that are no
-// Eights (vectors.cuh), or that shared memory does not hold, take the plain form, a team a row. targets are device memory
-// and were checked on the host.
+// Eights (vectors.cuh), or that shared memory does not hold, take the plain form, a team a row. targets are device
+// memory and were checked on the host.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cross_entropy.hpp"

@@ -1,6 +1,6 @@
 #pragma once
-// The decay gate on the GPU. Backward in one pass where rows are made of Eights (vectors.cuh): a thread has one Eight of
-// columns and every slices-th row. The plain form sums over tokens first, since dz may take the place of dg.
+// The decay gate on the GPU. Backward in one pass where rows are made of Eights (vectors.cuh): a thread has one Eight
+// of columns and every slices-th row. The plain form sums over tokens first, since dz may take the place of dg.
 
 #include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/cuda/vectors.cuh"

@@ -1,6 +1,6 @@
 #pragma once
-// The sigmoid, exp and tanh of numbers that are stored as T: those of ops/formulas.hpp, and for bf16 the processor's own,
-// exact to 2^-11 and better, where a bf16 is exact to 2^-9.
+// The sigmoid, exp and tanh of numbers that are stored as T: those of ops/formulas.hpp, and for bf16 the processor's
+// own, exact to 2^-11 and better, where a bf16 is exact to 2^-9.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/formulas.hpp"

@@ -1,7 +1,7 @@
 #pragma once
 // The short convolution on the GPU, by the kernels of short_conv_rows.cuh where they take the shapes. The plain
-// backward puts e = dy SiLU' of every row into scratch memory, from which du, dw and the window's gradient follow; so du
-// can take the place of dy.
+// backward puts e = dy SiLU' of every row into scratch memory, from which du, dw and the window's gradient follow; so
+// du can take the place of dy.
 
 #include "kimik3/ops/cuda/carried.cuh"
 #include "kimik3/ops/cuda/short_conv_rows.cuh"

@@ -31,7 +31,8 @@ struct SituNumbers {
         if (limit) return {dy * up * (s * (A(1) + gate * (A(1) - s))), dy * (gate * s)};
         const A t = gate_tanh(gate), h = up_tanh(up);
         // (SITU-2)
-        return {dy * linear_beta * h * s * ((A(1) - t * t) + beta * t * (A(1) - s)), dy * beta * t * s * (A(1) - h * h)};
+        return {dy * linear_beta * h * s * ((A(1) - t * t) + beta * t * (A(1) - s)),
+                dy * beta * t * s * (A(1) - h * h)};
     }
 
 private:
