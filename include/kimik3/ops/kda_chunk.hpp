@@ -8,8 +8,8 @@
 // chunk is a multiple of 16; a sequence may have any length. No exponent is ever positive: rows of different 16-row
 // tiles meet at the first row of the later tile, rows of one tile in pairs. The system is solved by forward
 // substitution. states: S before each chunk, for backward, of the type of activations; it, final and dfinal may have no
-// rows. final may be the input's initial. Gradients may take the place of the inputs that they belong to. o has zeros in
-// rows after the last sequence.
+// rows. final may be the input's initial. Gradients may take the place of the inputs that they belong to. o has zeros
+// in rows after the last sequence.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/ops/kda_operands.hpp"

@@ -9,11 +9,27 @@
 
 namespace kimik3::gpu::kda {
 
+/// Of the GPU in use: multiprocessors, and bytes of shared memory that a block can have.
+inline int of_gpu(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    KIMIK3_CUDA(cudaGetDevice(&device));
+    KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
+inline Index processors() {
+    static const int count = of_gpu(cudaDevAttrMultiProcessorCount);
+    return count;
+}
+inline bool enough_memory() {
+    static const int bytes = of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    return bytes >= static_cast<int>(sizeof(GradientMemory<Chunk<4, 128>>));
+}
+
 /// Whether heads have a size that these kernels are for; forward and backward agree on it, since the numbers of a saved
 /// state stand in an order of their own.
 inline bool suits(const KdaFusedForm& form, const KdaRawInput<bf16>& in) {
     const Index key = in.q.cols / form.heads, value = in.v.cols / form.heads;
-    return key == value && (key == 64 || key == 128);
+    return key == value && (key == 64 || key == 128) && enough_memory();
 }
 
 /// Stands in for matrices whose rows do not begin at multiples of 16 bytes.
@@ -87,17 +103,6 @@ void launch(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index block
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)));
     kernel<<<exact_grid(blocks), threads, memory, ctx.stream()>>>(arguments...);
     check_launch();
-}
-
-/// Multiprocessors of the GPU.
-inline Index processors() {
-    static const Index count = [] {
-        int device = 0, found = 0;
-        KIMIK3_CUDA(cudaGetDevice(&device));
-        KIMIK3_CUDA(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device));
-        return Index{found};
-    }();
-    return count;
 }
 
 /// Hands out arrays, aligned to 128 bytes, of one piece of scratch memory; measures where there is none.
@@ -195,7 +200,8 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
                    to.initial, dvalues, dstates);
         });
         launch(ctx, gradient_kernel<C>, units, GradientMemory<C>::threads, sizeof(GradientMemory<C>), in, places,
-               form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts, processors());
+               form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts,
+               processors());
         if (layout.chunks() > 0)
             launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
                    to.A_log, to.dt_bias);

@@ -78,11 +78,9 @@ __device__ void pair_products(PrepareMemory<C>& m, int tile, int to, bool keys, 
         Fragment a, b;
         load_a(a, left, C::pitch, 16 * tile, 16 * i);
         load_b(b, m.k_down, C::pitch, 16 * to, 16 * i);
-        if (to < tile) {
-            const std::uint32_t low = apart[8 * i + lane % 4], high = apart[8 * i + 4 + lane % 4];
-            a[0] = multiply_pairs(a[0], low), a[1] = multiply_pairs(a[1], low);
-            a[2] = multiply_pairs(a[2], high), a[3] = multiply_pairs(a[3], high);
-        }
+        const std::uint32_t low = apart[8 * i + lane % 4], high = apart[8 * i + 4 + lane % 4];
+        a[0] = multiply_pairs(a[0], low), a[1] = multiply_pairs(a[1], low);
+        a[2] = multiply_pairs(a[2], high), a[3] = multiply_pairs(a[3], high);
         multiply_tile(i % 2 == 0 ? sum : more, a, b);
     }
 #pragma unroll
@@ -173,7 +171,7 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
     for (int i = threadIdx.x; i < C::tiles * C::tiles * C::width / 2; i += C::threads) {
         const int pair = i / (C::width / 2), channel = i % (C::width / 2) * 2, tile = pair / C::tiles,
                   before = pair % C::tiles;
-        if (before >= tile) continue;
+        if (before > tile) continue;
         const auto apart = [&](int a) {
             using P = Part<C, C::warps>;
             return power_of_two(m.sums[P::middle(tile) * C::width + a] - m.sums[P::middle(before) * C::width + a]);

@@ -123,6 +123,11 @@ __device__ inline uint4 pack_8(const float (&from)[8]) {
 }
 __device__ inline uint4& as_16_bytes(bf16* p) { return *reinterpret_cast<uint4*>(p); }
 __device__ inline const uint4& as_16_bytes(const bf16* p) { return *reinterpret_cast<const uint4*>(p); }
+__device__ inline void write_8(float* to, const float (&from)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        reinterpret_cast<float4*>(to)[i] = {from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]};
+}
 __device__ inline void read_8(float (&to)[8], const float* from) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -211,6 +216,7 @@ struct Part {
                 c[t][e] = (row + t < place.count ? g : 0.0f) + (t > 0 ? c[t > 0 ? t - 1 : 0][e] : 0.0f);
             }
         }
+        float totals[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             float total = c[own - 1][e];
@@ -220,10 +226,11 @@ struct Part {
                 if (lane >= apart) total += before;
             }
             const float before = __shfl_up_sync(0xffffffffu, total, C::octets);
-            if (lane >= 32 - C::octets) sums[warp * C::width + channel + e] = total;
+            totals[e] = total;
 #pragma unroll
             for (int t = 0; t < own; ++t) c[t][e] += lane >= C::octets ? before : 0.0f;
         }
+        if (lane >= 32 - C::octets) write_8(sums + warp * C::width + channel, totals);
         __syncthreads();
         for (int a = threadIdx.x; a < C::width; a += threads) {
             float sum = 0, of_warps[warps];
