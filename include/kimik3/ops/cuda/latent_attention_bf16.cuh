@@ -269,15 +269,21 @@ inline bool suits(const MlaHeads& heads, Index latent, std::initializer_list<Mat
            std::ranges::all_of(matrices, in_pieces);
 }
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    KIMIK3_CUDA(cudaGetDevice(&device));
+    KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
 /// As many blocks as the GPU runs at a time.
 inline Index resident_blocks() {
-    static const Index blocks = [] {
-        int device = 0, multiprocessors = 0;
-        KIMIK3_CUDA(cudaGetDevice(&device));
-        KIMIK3_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-        return Index{multiprocessors} * Narrow::resident;
-    }();
-    return blocks;
+    static const Index multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+    return multiprocessors * Narrow::resident;
+}
+/// Whether a kernel may start before the one in front of it has ended.
+inline bool starts_early() {
+    static const bool able = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    return able;
 }
 
 inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, MatrixView<const bf16> q_lat,
@@ -312,7 +318,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = exact_grid(tokens * heads.count), config.blockDim = 256, config.stream = ctx.stream();
-    config.attrs = &early, config.numAttrs = 1;
+    config.attrs = &early, config.numAttrs = starts_early() ? 1 : 0;
     KIMIK3_CUDA(cudaLaunchKernelEx(&config, join_kernel<bf16>, in));
 }
 
