@@ -6,7 +6,8 @@
 //     cutoff = the (k + 1)-th largest of scores + bias. Where one is NaN, so are the token's cutoff and weights, and
 //     its experts are k of them all the same: it breaks itself and no other token.
 //   router_backward(ctx, x, w, rule, experts [N, k], dweights [N, k], scores [N, E], dx [N, M], dw [E, M])
-//     dlogits = s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient. dx += dlogits w, dw += dlogits^T x.
+//     dlogits = s (1 - s) ds of the chosen, 0 elsewhere; the choice has no gradient.
+//     dx += dlogits w, dw += dlogits^T x.
 //     dweights and scores are used up.
 // x and dx in the model's type, all else in its accumulator_t.
 

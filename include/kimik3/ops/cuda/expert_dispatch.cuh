@@ -1,6 +1,7 @@
 #pragma once
-// The counting sort by expert on the GPU. A block owns a stretch of the pairs and counts them by expert, one block turns
-// the counts into first rows, and the blocks walk over their stretches again and place their pairs in rising order.
+// The counting sort by expert on the GPU. A block owns a stretch of the pairs and counts them by expert, one block
+// turns the counts into first rows, and the blocks walk over their stretches again and place their pairs in rising
+// order.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"

@@ -206,7 +206,8 @@ void expert_products_forward(const Context<Cuda>& ctx, In<T> z, In<T> w1, In<T> 
     require_shape("experts: p", p, z.rows, d.position.cols);
     require_shape("experts: u", u, z.rows, latent);
     if constexpr (std::is_same_v<T, bf16>) {
-        if (gpu::tensor_experts(d, z, w1, w3, w2, s.gate, s.up, u) && w1.stride == w3.stride)
+        if (gpu::tensor_experts(d, z, w1, w3, w2, s.gate, s.up, u) && w1.stride == w3.stride &&
+            s.gate.stride == s.up.stride)
             return gpu::tensor_experts_forward(ctx, z, w1, w3, w2, betas, d, p, s.gate, s.up, u);
     }
     gpu::plain_experts_forward<T>(ctx, z, w1, w3, w2, betas, d, p, s, u);

@@ -200,7 +200,8 @@ private:
 #pragma unroll
         for (int i = 0; i < pieces / 2; ++i) {
             const int row = row0 + i * (32 / pieces);
-            fetched[i] = *reinterpret_cast<const uint4*>(from + min(row, rows - 1) * gate.stride + (inside ? 8 * j : 0));
+            const Index place = min(row, rows - 1) * gate.stride + (inside ? 8 * j : 0);
+            fetched[i] = *reinterpret_cast<const uint4*>(from + place);
         }
 #pragma unroll
         for (int i = 0; i < pieces / 2; ++i)

@@ -1,8 +1,8 @@
 #pragma once
 // Products of the experts' rows with their weights on Hopper's tensor cores: c_e [rows, cols] = a_e [rows, K] b_e, all
 // experts by one grid as large as the GPU. A block of four warpgroups makes tiles of 256 rows, one after another, 64 a
-// warpgroup; its operands come in steps of 64 along K through a ring of stages in shared memory, which runs on from tile
-// to tile. A job says what a and b are and what becomes of a finished tile.
+// warpgroup; its operands come in steps of 64 along K through a ring of stages in shared memory, which runs on from
+// tile to tile. A job says what a and b are and what becomes of a finished tile.
 
 #include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"

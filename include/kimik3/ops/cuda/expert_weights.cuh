@@ -47,15 +47,16 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
                           static_cast<int>(job.d.offset[e + 1]) - first};
     };
 
-    // What is loaded next. A thread copies pieces of the same columns: of the rows a_row + 16 i of a, whose pairs it has
-    // looked up a step ahead, and of the rows b_row + 53 i of b.
-    const int a_piece = threadIdx.x % 40, a_row = threadIdx.x / 40, b_piece = threadIdx.x % 12, b_row = threadIdx.x / 12;
+    // What is loaded next. A thread copies pieces of the same columns: of the rows a_row + 16 i of a, whose pairs it
+    // has looked up a step ahead, and of the rows b_row + 53 i of b.
+    const int a_piece = threadIdx.x % 40, a_row = threadIdx.x / 40, b_piece = threadIdx.x % 12,
+              b_row = threadIdx.x / 12;
     const int a_to = a_piece / 8 * 8192 + operand_bytes(a_row, a_piece % 8),
               b_to = W::a_bytes + b_piece / 8 * 8192 + operand_bytes(b_row, b_piece % 8);
     int next_tile = blockIdx.x, left = 0, pairs[4], a_stride = 0, b_stride = 0;
     bool a_exists = false, b_exists = false;
-    const Index* source = nullptr;               // of the step's first row
-    const bf16 *a = nullptr, *b = nullptr;       // the thread's columns, b in its row of the step
+    const Index* source = nullptr;          // of the step's first row
+    const bf16 *a = nullptr, *b = nullptr;  // the thread's columns, b in its row of the step
     const auto look_up = [&] {
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = static_cast<int>(source[min(a_row + 16 * i, left - 1)]);

@@ -62,7 +62,8 @@ __global__ void __launch_bounds__(1024) balance_count_kernel(MatrixView<const T>
             if (const Index e = experts(n, j) - first; e >= 0 && e < counted_experts) atomicAdd(&load[e], 1);
     __syncthreads();
     const auto add = [](std::int64_t& total, int count) {
-        if (count != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&total), static_cast<unsigned long long>(count));
+        using Word = unsigned long long;
+        if (count != 0) atomicAdd(reinterpret_cast<Word*>(&total), static_cast<Word>(count));
     };
     for (int e = 0; e < counted_experts && first + e < scores.cols; ++e) {
         for (Index bin = threadIdx.x; bin < Balance::bins; bin += blockDim.x)

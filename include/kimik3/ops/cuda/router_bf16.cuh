@@ -1,8 +1,8 @@
 #pragma once
-// The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts and 8 a token. Its weights are float32 numbers: each is taken as a
-// sum of bf16 terms, three of which hold all of its bits, so products with the tokens are exact and their sums are
-// float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's weight gradient is summed over
-// a block's tokens, then over the blocks in their order.
+// The router of bf16 tokens on Hopper's tensor cores, for up to 64 experts and 8 a token. Its weights are float32
+// numbers: each is taken as a sum of bf16 terms, three of which hold all of its bits, so products with the tokens are
+// exact and their sums are float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's
+// weight gradient is summed over a block's tokens, then over the blocks in their order.
 
 #include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"
@@ -323,8 +323,8 @@ __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r
 
 /// Whether these kernels take such tokens: rows of whole, aligned 16-byte pieces.
 inline bool tensor_router(MatrixView<const bf16> x, Index experts, Index chosen) {
-    return has_warpgroups() && experts <= routed_experts && chosen <= routed_slots && x.cols > 0 && x.cols % 8 == 0 && x.stride % 8 == 0 &&
-           reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
+    return has_warpgroups() && experts <= routed_experts && chosen <= routed_slots && x.cols > 0 && x.cols % 8 == 0 &&
+           x.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
 }
 
 inline void tensor_router_forward(const Context<Cuda>& ctx, MatrixView<const bf16> x, MatrixView<const float> w,
