@@ -40,7 +40,7 @@ inline constexpr ModelConfig small{
 /// 294.5M parameters, 95.4M active.
 inline constexpr ModelConfig k3_300m{
     .vocab_size = 49152, .hidden_size = 640, .num_layers = 13, .layer_types = "KKKM KKKM KKKM M",
-    .kda_heads = 5, .kda_head_dim = 128, .kda_gate_rank = 128,
+    .kda_heads = 5, .kda_head_dim = 128, .kda_gate_rank = 128, .kda_chunk_size = 64,
     .mla_heads = 5, .q_lora_rank = 256, .kv_lora_rank = 128,
     .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128,
     .dense_intermediate_size = 3072, .num_experts = 64, .num_experts_per_token = 4,

@@ -133,7 +133,8 @@ public:
         k_ = 0;
         int rows[a_rows];
 #pragma unroll
-        for (int i = 0; i < a_rows; ++i) rows[i] = static_cast<int>(at.first) + min(row() + step_rows * i, at.count - 1);
+        for (int i = 0; i < a_rows; ++i)
+            rows[i] = static_cast<int>(at.first) + min(row() + step_rows * i, at.count - 1);
         if (job_.gathered) {
 #pragma unroll
             for (int i = 0; i < a_rows; ++i) rows[i] = static_cast<int>(job_.d.source[rows[i]]);

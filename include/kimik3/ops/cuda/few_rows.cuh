@@ -102,7 +102,7 @@ __device__ void store_octet(T* to, const Octet<T>& octet) {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = from[i];
 }
-/// Whether rows begin at multiples of 16 bytes and hold a multiple of eight; a matrix without rows has none that do not.
+/// Whether rows begin at multiples of 16 bytes and hold a multiple of eight; of a matrix without rows all do.
 template <class T>
 bool is_wide(const T* data, Index stride, Index count) {
     return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % 8 == 0 && count % 8 == 0;

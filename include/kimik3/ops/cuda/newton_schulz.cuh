@@ -1,6 +1,6 @@
 #pragma once
-// Newton-Schulz on the GPU: cuBLAS's products, of any number of matrices of one shape at once; the norm in two stages of
-// fixed shape. Muon takes float weights' updates through it in bf16 where the model computes in bf16.
+// Newton-Schulz on the GPU: cuBLAS's products, of any number of matrices of one shape at once; the norm in two stages
+// of fixed shape. Muon takes float weights' updates through it in bf16 where the model computes in bf16.
 
 #include "kimik3/ops/cuda/matmul.cuh"
 #include "kimik3/ops/newton_schulz.hpp"

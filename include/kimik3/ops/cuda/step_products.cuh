@@ -96,7 +96,8 @@ struct StepKernel {
         }
 #pragma unroll
         for (int i = 0; i < step_stage; ++i)
-            if (base + step_warps * i + lane.warp < all) sums.add(w[i], x[i], lane, work.tokens - tile.first - 8 * group);
+            if (base + step_warps * i + lane.warp < all)
+                sums.add(w[i], x[i], lane, work.tokens - tile.first - 8 * group);
         __syncwarp();  // no loads of the next group before: they would take too many registers
     }
 
@@ -152,7 +153,8 @@ struct StepKernel {
 #pragma unroll 1
         for (int k = 32 * static_cast<int>(threadIdx.x % 32); k < source.width(); k += 1024)
 #pragma unroll 1
-            for (int row = 16 * tile.index + lane.warp; row < tile.product->rows && row < 16 * (tile.index + 1); row += 8)
+            for (int row = 16 * tile.index + lane.warp;
+                 row < tile.product->rows && row < 16 * (tile.index + 1); row += 8)
                 prefetch(tile.product->wide + Index{row} * source.width() + k);
         begin();
         hold();

@@ -1,6 +1,6 @@
 #pragma once
-// Where a decoding step's products get their input: rows as they are, or rows that a block mixes from candidates or sums
-// from the experts, and norms, in shared memory.
+// Where a decoding step's products get their input: rows as they are, or rows that a block mixes from candidates or
+// sums from the experts, and norms, in shared memory.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/step_products.hpp"
