@@ -11,7 +11,8 @@ namespace kimik3::gpu::attention {
 /// the block's own tile in which it is not finite.
 struct ForwardMemory {
     static constexpr int panel = block_rows * panel_row_bytes, keys = key_panels * panel, values = value_panels * panel;
-    static constexpr int bytes = 3 * keys + 2 * values + 1024 + 128 + 2 * value_panels * panel_columns * 4;
+    static constexpr int all_channels = value_panels * panel_columns;
+    static constexpr int bytes = 3 * keys + 2 * values + 1024 + 128 + 2 * (all_channels + 1) * 4;
 
     std::uint32_t base;
 
@@ -22,9 +23,9 @@ struct ForwardMemory {
     __device__ Ring k_ring() const { return {barriers(), 2}; }
     __device__ Ring v_ring() const { return {barriers() + 32, 2}; }
     __device__ Ring q_ring() const { return {barriers() + 64, 1}; }
-    /// For every other turn.
+    /// For every other turn; behind the channels, the least of all.
     __device__ int* infinite(int turn) const {
-        return static_cast<int*>(__cvta_shared_to_generic(barriers() + 128)) + turn % 2 * value_panels * panel_columns;
+        return static_cast<int*>(__cvta_shared_to_generic(barriers() + 128)) + turn % 2 * (all_channels + 1);
     }
 };
 
@@ -47,6 +48,7 @@ __device__ inline void hide_infinite_values(std::uint32_t values, int* infinite)
         for (int c = 0; c < 8; ++c) {
             if ((pairs[c / 2] >> (c % 2 * 16) & 0x7f80u) != 0x7f80u) continue;
             atomicMin(infinite + panel * panel_columns + thread % 8 * 8 + c, row);
+            atomicMin(infinite + ForwardMemory::all_channels, row);
             asm volatile("st.shared.u16 [%0], %1;" ::"r"(at + 2 * c), "h"(std::uint16_t{0}) : "memory");
         }
     }
@@ -65,7 +67,7 @@ __device__ inline void copy_forward_tiles(const Operands& in, const ForwardMemor
             query_strip(in, tile, p).copy<block_rows>(memory.q() + p * panel, block * block_rows, tile.tokens);
         arrive_after_copies(q.full());
         q.next();
-        infinite[threadIdx.x] = finite_so_far;
+        for (int c = threadIdx.x; c <= memory.all_channels; c += 128) infinite[c] = finite_so_far;
         meet_warpgroup();
         const auto copy_keys = [&](Index j) {
             k.wait_empty();
@@ -212,9 +214,10 @@ __device__ inline void attend(const Operands& in, const ForwardMemory& memory, f
 
         const int* infinite = memory.infinite(turn);
         const Index top = tile.heaviest_last() * block_rows, end = tile.tokens - top;
+        if (infinite[memory.all_channels] != finite_so_far)
 #pragma unroll
-        for (int e = 0; e < 64; ++e)
-            if (row + e / 2 % 2 * 8 >= infinite[e / 4 * 8 + lane % 4 * 2 + e % 2]) sums[e] = NAN;
+            for (int e = 0; e < 64; ++e)
+                if (row + e / 2 % 2 * 8 >= infinite[e / 4 * 8 + lane % 4 * 2 + e % 2]) sums[e] = NAN;
         write_tile(sums, 1.0f / rows.total[0], 1.0f / rows.total[1],
                    o.row(tile.first + top + at.warp_row) + tile.head * in.heads.value, o.stride, in.heads.value,
                    end - at.warp_row);

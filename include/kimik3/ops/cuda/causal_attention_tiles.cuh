@@ -55,6 +55,9 @@ struct Schedule {
     }
 
 private:
+    /// What a tile costs beside its steps, in steps.
+    static constexpr Index beginning_and_end = 2;
+
     void deal(const std::vector<Tile>& all) {
         static const Index multiprocessors = [] {
             int device = 0, count = 0;
@@ -73,7 +76,7 @@ private:
             const std::size_t at = to_size(turns[to_size(b)]++ * blocks + b);
             if (at >= tiles.size()) tiles.resize(to_size(round_up(static_cast<Index>(at) + 1, blocks)));
             tiles[at] = tile;
-            loads.push({load + 2 * (tile.count - tile.rank) + 1, b});
+            loads.push({load + (tile.count - tile.rank) + beginning_and_end, b});
         }
         tiles.resize(tiles.size() + to_size(blocks));  // a last turn for none
     }
