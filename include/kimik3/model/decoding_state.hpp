@@ -99,6 +99,14 @@ public:
         return Sequences(std::move(offsets), {slots.begin(), slots.end()}, std::move(past));
     }
 
+    /// The least number of the form 2^i - 1, from 255 on, that no past length passes; or the last that a slot holds.
+    Index past_bound(const Sequences& step) const {
+        Index bound = 255;
+        for (Index s = 0; s < step.count(); ++s)
+            while (bound < step.past(s)) bound = 2 * bound + 1;
+        return (std::min)(bound, max_len_ - 1);
+    }
+
     /// Counts the tokens of a finished step.
     void advance(const Sequences& step) {
         for (Index s = 0; s < step.count(); ++s) lengths_[to_size(step.slot(s))] += step.length(s);

@@ -3,14 +3,15 @@
 // and runs the road of spec 1.1: embedding, blocks, final AttnRes read, norm, head with loss; backward is the same road
 // in reverse. All parameters lie in one flat array, gradients in a second, activations in one block of memory whose
 // size is known from the batch's shape; once a shape has been seen, a step allocates nothing. T: float or double, and
-// on the GPU bf16: then activations and matrices are bf16, all else float. The matrices are read from a copy of the flat
-// array, which is made anew where the array may have changed. Sums of the loss are kept in double.
+// on the GPU bf16: then activations and matrices are bf16, all else float. The matrices are read from a copy of the
+// flat array, which is made anew where the array may have changed. Sums of the loss are kept in double.
 
 #include <cmath>
 
 #include "kimik3/model/activations.hpp"
 #include "kimik3/model/decoding_state.hpp"
 #include "kimik3/model/initialise.hpp"
+#include "kimik3/model/layer_balances.hpp"
 #include "kimik3/model/parameter_layout.hpp"
 #include "kimik3/model/pass.hpp"
 #include "kimik3/ops/adamw.hpp"
@@ -48,7 +49,6 @@ public:
             params_.fields(config, FieldBinder<T, A>(weights_.data(), weights_.data()));
         }
         grads_.fields(config, FieldBinder<A, A>(gradients_.data(), gradients_.data()));
-        bind_balances();
         initialise(ctx_, table_.entries(), config.init_std, seed, weights_.view());
     }
 
@@ -77,8 +77,8 @@ public:
         return measure(Sequences::uniform(batch, length), Pass::training);
     }
 
-    /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another; targets:
-    /// what should follow each, or ignored_target.
+    /// Runs the batch and keeps what backward needs. tokens: batch sequences of equal length one after another;
+    /// targets: what should follow each, or ignored_target.
     Loss forward(Tokens tokens, Tokens targets, Index batch = 1) {
         return forward(tokens, targets, equal_sequences(tokens, batch));
     }
@@ -179,10 +179,10 @@ public:
             place(tokens, planned, Pass::inference);
             compute(&state);
             state.advance(planned);
-            return logits_of(last_rows());
+            return logits_of(last_rows(ctx_, sequences_, acts_.output.normed, last_));
         }
         // One token each: the same work as long as there are as many sequences and none outgrows the bound.
-        const Index bound = past_bound(planned, state.max_len());
+        const Index bound = state.past_bound(planned);
         place(tokens, placed_in_memory(ctx_, planned, bound, places_), Pass::inference);
         const MatrixView<T> logits = room_for_logits(planned.count());
         const Index shape[] = {planned.count(), bound, reinterpret_cast<std::intptr_t>(state.data())};
@@ -197,20 +197,20 @@ public:
     }
 
     /// Balancing statistics since the last update, one a layer; those of dense layers are empty.
-    const std::vector<Balance>& balances() const { return balances_; }
+    const std::vector<Balance>& balances() const { return balances_.layers(); }
 
     /// Moves every router's bias to where the load would have been even since the last update, and starts counting
     /// anew.
     void update_balance() {
         static_for<layers>([&](auto layer) {
             if constexpr (LayerAt<layer>::routes)
-                balance_update(ctx_, balances_[layer], config.num_experts_per_token,
+                balance_update(ctx_, balances()[layer], config.num_experts_per_token,
                                std::get<layer>(params_.layers).feed_forward.e_score_correction_bias);
         });
     }
     /// Forgets the balancing statistics, for a step that is not taken.
     void clear_balance() {
-        for (const Balance& balance : balances_) balance_clear(ctx_, balance);
+        for (const Balance& balance : balances()) balance_clear(ctx_, balance);
     }
 
 private:
@@ -219,26 +219,6 @@ private:
     using LayerAt = BlockLayer<typename Layers::template at<layer>, Backend, T>;
     using Acts = Activations<Layers, Backend, T>;
     using Head = OutputHead<Backend, T>;
-
-    void bind_balances() {
-        const auto bind = [&](Arena& arena) {
-            balances_.assign(to_size(layers), Balance{});
-            static_for<layers>([&](auto layer) {
-                if constexpr (LayerAt<layer>::routes) balances_[layer] = Balance::bind(arena, config.num_experts);
-            });
-        };
-        Arena measure;
-        bind(measure);
-        balance_memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
-        Arena arena(balance_memory_.data(), balance_memory_.size());
-        bind(arena);
-    }
-
-    static Sequences equal_sequences(Tokens tokens, Index batch) {
-        const Index count = static_cast<Index>(tokens.size());
-        require(batch >= 1 && count % batch == 0, "{} tokens do not make {} sequences of equal length", count, batch);
-        return Sequences::uniform(batch, count / batch);
-    }
 
     Index measure(const Sequences& sequences, Pass pass) const {
         Arena arena;
@@ -291,10 +271,6 @@ private:
         }
     }
 
-    struct Unobserved {
-        void operator()(auto) const {}
-    };
-
     /// Embedding to final norm; after_layer(layer) is called after each layer.
     template <class AfterLayer = Unobserved>
     void compute(State* state, AfterLayer&& after_layer = {}) {
@@ -313,13 +289,6 @@ private:
         return residuals;
     }
 
-    /// The least number of the form 2^i - 1, from 255 on, that no past length passes; or the last that a state holds.
-    static Index past_bound(const Sequences& seq, Index max_len) {
-        Index bound = 255;
-        for (Index s = 0; s < seq.count(); ++s)
-            while (bound < seq.past(s)) bound = 2 * bound + 1;
-        return (std::min)(bound, max_len - 1);
-    }
     /// Layers and logits of one new token a sequence.
     void single_step(State& state, MatrixView<T> logits) {
         const Residuals<const T> residuals = compute_layers(&state);
@@ -374,7 +343,7 @@ private:
         LayerAt<layer>::backward(ctx_, config, Depth::of(config, layer), std::get<layer>(params_.layers),
                                  std::get<layer>(grads_.layers), sequences_, residuals, gradients,
                                  std::get<layer>(acts_.sums), std::get<layer>(acts_.saved), acts_.scratch,
-                                 balances_[layer], acts_.counted);
+                                 balances()[layer], acts_.counted);
     }
 
     /// What the pass handed to a layer: the endpoints stored before it and the prefix.
@@ -406,18 +375,6 @@ private:
         return all;
     }
 
-    /// The final state of every sequence's last new token, gathered.
-    MatrixView<const T> last_rows() {
-        const Index count = sequences_.count(), width = config.hidden_size;
-        if (last_.size() < count * width) last_ = Buffer<T, Backend>(count * width);
-        const MatrixView<T> last(last_.data(), count, width);
-        for (Index s = 0; s < count; ++s) {
-            if (sequences_.length(s) > 0)
-                copy(ctx_, acts_.output.normed.middle_rows(sequences_.end(s) - 1, 1), last.middle_rows(s, 1));
-        }
-        return last;
-    }
-
     Context<Backend> ctx_;
     ParameterTable table_;
     ModelParams<Layers, Backend, T, T> params_;
@@ -425,8 +382,8 @@ private:
     Buffer<A, Backend> weights_, gradients_;
     Buffer<T, Backend> copy_;  // bf16: of weights_, as they were when copied_ was set
     mutable bool copied_ = false;
-    std::vector<Balance> balances_;
-    Buffer<std::byte, Backend> balance_memory_, memory_;
+    LayerBalances<Layers, Backend, T> balances_{config};
+    Buffer<std::byte, Backend> memory_;
     Keep keep_ = Keep::activations;
     Acts acts_;
     Sequences sequences_;
