@@ -1,9 +1,9 @@
 #!/bin/bash
 # benchmarks/gpu.sh [--out FOLDER] [--peer FOLDER] [--prebuilt FOLDER]
-# Builds the CUDA benchmarks, measures this GPU's two ceilings, every operation against its floor, the train step, prefill
-# and decode of k3_300m, and beside them PyTorch: its own operations, and with --peer the train step of FOLDER/peer_bench.py
-# (python3 with torch and flash-linear-attention). Writes results.txt, the tables as they came, and results.json, a list
-# of {"name", "ms", "floor_ms"}, to --out (build/gpu_benchmarks). Under ten minutes on one H200.
+# Builds the CUDA benchmarks, measures this GPU's two ceilings, every operation against its floor, the train step,
+# prefill and decode of k3_300m, and beside them PyTorch: its own operations, and with --peer the train step of
+# FOLDER/peer_bench.py (python3 with torch and flash-linear-attention). Writes results.txt, the tables as they came, and
+# results.json, a list of {"name", "ms", "floor_ms"}, to --out (build/gpu_benchmarks). Under ten minutes on one H200.
 #   --prebuilt FOLDER   programs that were built before with: benchmarks/gpu.sh --build FOLDER
 # Building needs nvcc and the headers of Eigen and fmt. KIMIK3_CUDA_ARCH: the architecture (90a). Exit code 77: no GPU.
 cd "$(dirname "$0")/.." || exit 1

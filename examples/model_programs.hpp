@@ -61,8 +61,8 @@ struct EvalArguments : CheckpointArguments {
     bool json = false;
 };
 
-/// The programs of one preset on one device, whose model computes in Number. All throw Error, and return false when they
-/// were interrupted.
+/// The programs of one preset on one device, whose model computes in Number. All throw Error, and return false when
+/// they were interrupted.
 template <ModelConfig config, Device device, class Number = float>
 struct ModelPrograms {
     static bool train(const TrainArguments& arguments);
@@ -112,9 +112,9 @@ auto with_device(const std::string& device, const std::string& dtype, Body&& bod
 #endif
 }
 
-/// Calls body with ModelPrograms<the preset that the config is, the device, the type that dtype names>; a config that is none of them is an Error,
-/// which calls it source, names the nearest preset and, where the path of a config.json is given, says how it becomes
-/// one.
+/// Calls body with ModelPrograms<the preset that the config is, the device, the type that dtype names>; a config that is
+/// none of them is an Error, which calls it source, names the nearest preset and, where the path of a config.json is
+/// given, says how it becomes one.
 template <class Body>
 auto with_preset(const ModelConfig& config, const std::string& device, const std::string& dtype,
                  const std::string& source, Body&& body, const std::filesystem::path& config_json = {}) {

@@ -99,8 +99,8 @@ int main(int argc, char** argv) {
     arguments.command = kimik3::shown_command(argc, argv);
     try {
         const auto train = [&](auto programs) { return programs.train(arguments); };
-        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device, arguments.dtype,
-                                               "--preset " + arguments.preset, train);
+        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device,
+                                               arguments.dtype, "--preset " + arguments.preset, train);
         return whole ? 0 : 130;
     } catch (const std::exception& problem) {
         std::fprintf(stderr, "kimik3-train: %s\n", problem.what());

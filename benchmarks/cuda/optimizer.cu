@@ -1,5 +1,5 @@
-// The optimizer of k3_300m: norm of the gradient, AdamW and the clearing of gradients at the bytes they move (AdamW: 30 a
-// parameter with the copy in bf16), Muon in float and bf16 at the products of its iterations, the weights' copy.
+// The optimizer of k3_300m: norm of the gradient, AdamW and the clearing of gradients at the bytes they move (AdamW: 30
+// a parameter with the copy in bf16), Muon in float and bf16 at the products of its iterations, the weights' copy.
 
 #include "cuda/timing.cuh"
 #include "kimik3/config/presets.hpp"

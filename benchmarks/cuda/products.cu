@@ -55,6 +55,7 @@ int main(int argc, char** argv) {
                             {"q_b", n, 256, 960},       {"kv_b", n, 128, 1280},    {"latent down", n, 640, 320},
                             {"latent up", n, 320, 640}, {"shared", n, 640, 576},   {"shared both", n, 640, 1152},
                             {"shared down", n, 576, 640}, {"dense both", n, 640, 6144}, {"dense down", n, 3072, 640},
-                            {"head 2048", 2048, 640, 49152}, {"head 4096", 4096, 640, 49152}, {"head 8192", 8192, 640, 49152}};
+                            {"head 2048", 2048, 640, 49152}, {"head 4096", 4096, 640, 49152},
+                            {"head 8192", 8192, 640, 49152}};
     for (const Shape& shape : shapes) measure(table, shape);
 }

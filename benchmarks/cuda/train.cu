@@ -1,5 +1,5 @@
-// Training steps of k3_300m in bf16 on random tokens, as the Trainer makes them, recorded: milliseconds, tokens a second,
-// memory, and the share of the measured rate of bf16 products that 6 operations a token and active parameter are.
+// Training steps of k3_300m in bf16 on random tokens, as the Trainer makes them, recorded: milliseconds, tokens a
+// second, memory, and the share of the measured rate of bf16 products that 6 operations a token and active parameter are.
 //   train [--batch 16] [--seq 2048] [--steps 20] [--muon] [--recompute] [--profile]
 // --profile: also the milliseconds of each part of a recorded pass, by events between the parts.
 
@@ -134,7 +134,8 @@ void measure(const Arguments& a) {
                 static_cast<int>(a.seq), ms, times.front(), times.back(), tokens / ms * 1e3,
                 100 * 6 * active * tokens / ms * 1e3 / 790e12, 790.0);
     std::printf("memory: %.2f GiB in use; activations %.2f, scratch %.2f; loss %.4f -> %.4f\n",
-                static_cast<double>(used_bytes()) / gib, static_cast<double>(model.training_bytes(a.batch, a.seq)) / gib,
+                static_cast<double>(used_bytes()) / gib,
+                static_cast<double>(model.training_bytes(a.batch, a.seq)) / gib,
                 static_cast<double>(model.context().scratch_bytes()) / gib, first_loss, loss);
 }
 

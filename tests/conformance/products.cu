@@ -57,7 +57,8 @@ BOOST_AUTO_TEST_CASE(weight_gradients_of_many_rows_come_out_the_same_twice) {
 template <class Numbers>
 void check_products_of_one_x(Index rows) {
     const Index widths[] = {24, 40, 0, 5, 16};
-    Numbers x = Numbers::random(rows, 48, 1), weights = Numbers::random(85, 48, 2, 1, 0), apart = Numbers::random(7, 48, 3);
+    Numbers x = Numbers::random(rows, 48, 1), weights = Numbers::random(85, 48, 2, 1, 0);
+    Numbers apart = Numbers::random(7, 48, 3);
     Numbers y(rows, 85, 3), other(rows, 7);
     using G = std::remove_reference_t<decltype(weights.g()(0, 0))>;
     std::vector<RowProduct<double>> host;

@@ -32,8 +32,8 @@ inline constexpr bool decides_steps = false;
 template <class Backend, class T>
 inline constexpr bool has_steps = false;
 
-/// Logits that a head computes at once, and rows of them at most: as many as a cache holds, or as products of full speed
-/// have.
+/// Logits that a head computes at once, and rows of them at most: as many as a cache holds, or as products of full
+/// speed have.
 struct LogitsChunk {
     Index elements, rows;
 };

@@ -1,8 +1,8 @@
 #pragma once
 // Plans of bf16 products with many rows: which of cuBLAS's kernels makes a product of a shape, looked up once. cuBLAS
-// ranks tiles of 320 x 128 first; on the shapes of these models smaller ones are faster by a tenth to a third (H200), so
-// of its proposals that do not split the sum the first with a tile of that size is taken, else cuBLAS's own first. The
-// choice depends on the shape alone, so that runs repeat to the bit.
+// ranks tiles of 320 x 128 first; on the shapes of these models smaller ones are faster by a tenth to a third (H200),
+// so of its proposals that do not split the sum the first with a tile of that size is taken, else cuBLAS's own first.
+// The choice depends on the shape alone, so that runs repeat to the bit.
 
 #include <cublasLt.h>
 

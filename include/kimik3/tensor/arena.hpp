@@ -74,8 +74,8 @@ public:
     VectorView<T> vector(Index count) {
         return {take<T>(count), count};
     }
-    /// Matrices side by side, rows apart by the sum of their widths; each begins at a multiple of 32 bytes, so that what
-    /// is as wide as that lies right beside the next.
+    /// Matrices side by side, rows apart by the sum of their widths; each begins at a multiple of 32 bytes, so that
+    /// what is as wide as that lies right beside the next.
     template <class T, std::size_t count>
     std::array<MatrixView<T>, count> columns(Index rows, const Index (&widths)[count]) {
         constexpr Index unit = 32 / static_cast<Index>(sizeof(T));

@@ -80,7 +80,8 @@ VectorView<const T> on_host(const Context<Cuda>& ctx, VectorView<const T> v, std
     return {on_host(ctx, MatrixView<const T>(v.data, 1, v.size), memory).data, v.size};
 }
 
-inline Sequences placed_in_memory(const Context<Cuda>& ctx, const Sequences& seq, Index bound, Buffer<Index, Cuda>& memory) {
+inline Sequences placed_in_memory(const Context<Cuda>& ctx, const Sequences& seq, Index bound,
+                                  Buffer<Index, Cuda>& memory) {
     const Index size = static_cast<Index>(seq.packed().size());
     if (memory.size() < size) memory = Buffer<Index, Cuda>(size);
     copy_from_host(ctx, seq.packed(), VectorView<Index>(memory.data(), size));

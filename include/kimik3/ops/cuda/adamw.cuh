@@ -1,6 +1,7 @@
 #pragma once
 // AdamW on the GPU: one launch for all pieces, a block a piece, 16 bytes at a time where its elements begin at
-// multiples of them. What changes from step to step is read on the GPU. copy, where there is one, gets the new weights in bf16.
+// multiples of them. What changes from step to step is read on the GPU. copy, where there is one, gets the new weights
+// in bf16.
 
 #include "kimik3/ops/cuda/packs.cuh"
 #include "kimik3/ops/cuda/step_decision.cuh"

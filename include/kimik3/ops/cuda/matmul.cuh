@@ -1,7 +1,7 @@
 #pragma once
 // cuBLAS's products. It reads matrices by columns, so c^T = b^T a^T is what it is asked for. Products of bf16 go to
-// tensor cores and are summed in float; a weight gradient stays float. Products of one a whose weights lie one below the other
-// and whose results lie side by side are made as one.
+// tensor cores and are summed in float; a weight gradient stays float. Products of one a whose weights lie one below the
+// other and whose results lie side by side are made as one.
 
 #include "kimik3/ops/cuda/launch.cuh"
 #include "kimik3/ops/matmul.hpp"
