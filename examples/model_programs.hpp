@@ -112,8 +112,8 @@ auto with_device(const std::string& device, const std::string& dtype, Body&& bod
 #endif
 }
 
-/// Calls body with ModelPrograms<the preset that the config is, the device, the type that dtype names>; a config that is
-/// none of them is an Error, which calls it source, names the nearest preset and, where the path of a config.json is
+/// Calls body with ModelPrograms<the preset that the config is, the device, the type that dtype names>; a config that
+/// is none of them is an Error, which calls it source, names the nearest preset and, where the path of a config.json is
 /// given, says how it becomes one.
 template <class Body>
 auto with_preset(const ModelConfig& config, const std::string& device, const std::string& dtype,

@@ -1,5 +1,6 @@
 // Training steps of k3_300m in bf16 on random tokens, as the Trainer makes them, recorded: milliseconds, tokens a
-// second, memory, and the share of the measured rate of bf16 products that 6 operations a token and active parameter are.
+// second, memory, and the share of the measured rate of bf16 products that 6 operations a token and active parameter
+// are.
 //   train [--batch 16] [--seq 2048] [--steps 20] [--muon] [--recompute] [--profile]
 // --profile: also the milliseconds of each part of a recorded pass, by events between the parts.
 
