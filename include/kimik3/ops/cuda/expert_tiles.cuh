@@ -260,13 +260,6 @@ __global__ void __launch_bounds__(tile_threads, 1) expert_tiles_kernel(const Job
     }
 }
 
-inline unsigned multiprocessors() {
-    int device = 0, count = 0;
-    KIMIK3_CUDA(cudaGetDevice(&device));
-    KIMIK3_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-    return static_cast<unsigned>(count);
-}
-
 template <class Job>
 void run_expert_tiles(const Context<Cuda>& ctx, const Job& job) {
     const int bytes = tile_stages * Job::stage_bytes + (static_cast<int>(job.d.experts()) + 1) * 8;

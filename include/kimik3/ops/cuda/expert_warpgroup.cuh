@@ -49,7 +49,11 @@ __device__ inline std::uint64_t further(std::uint64_t from, std::uint32_t bytes)
 }
 
 /// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.
-__device__ inline void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void show_to_products() {
+#if KIMIK3_WARPGROUPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
 
 /// Four 8 x 8 matrices of bf16 from registers to shared memory, as load_matrices reads them.
 __device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4]) {

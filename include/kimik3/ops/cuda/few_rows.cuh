@@ -12,20 +12,7 @@
 
 namespace kimik3::gpu {
 
-/// Lets the next kernel begin with what does not depend on the step's kernels before it.
-__device__ inline void let_next_begin() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-/// Waits for all kernels before this one.
-__device__ inline void await_predecessor() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/// A launch that may begin before the kernel before it has ended.
+/// A launch that may begin before the kernel before it has ended, where the GPU can do that.
 template <class... Parameters>
 void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
                   void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
@@ -39,7 +26,7 @@ void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index sha
     config.dynamicSmemBytes = to_size(shared_bytes);
     config.stream = ctx.stream();
     config.attrs = &early;
-    config.numAttrs = 1;
+    config.numAttrs = starts_early() ? 1 : 0;
     if (shared_bytes > 48 << 10)
         KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shared_bytes)));

@@ -9,19 +9,9 @@
 
 namespace kimik3::gpu::kda {
 
-/// Of the GPU in use: multiprocessors, and bytes of shared memory that a block can have.
-inline int of_gpu(cudaDeviceAttr attribute) {
-    int device = 0, value = 0;
-    KIMIK3_CUDA(cudaGetDevice(&device));
-    KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
-    return value;
-}
-inline Index processors() {
-    static const int count = of_gpu(cudaDevAttrMultiProcessorCount);
-    return count;
-}
+/// Whether a block can have the shared memory that the largest kernel needs.
 inline bool enough_memory() {
-    static const int bytes = of_gpu(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     return bytes >= static_cast<int>(sizeof(GradientMemory<Chunk<4, 128>>));
 }
 
@@ -133,7 +123,7 @@ template <class C>
 void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInput<bf16>& in, const Layout& layout,
              const Place* places, const Prepared& to) {
     launch(ctx, prepare_kernel<C>, layout.chunks() * form.heads, C::threads, sizeof(PrepareMemory<C>), in, places,
-           form.heads, static_cast<float>(form.lower_bound), to, 2 * processors());
+           form.heads, static_cast<float>(form.lower_bound), to, Index{2 * multiprocessors()});
 }
 
 inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
@@ -201,7 +191,7 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
         });
         launch(ctx, gradient_kernel<C>, units, GradientMemory<C>::threads, sizeof(GradientMemory<C>), in, places,
                form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts,
-               processors());
+               Index{multiprocessors()});
         if (layout.chunks() > 0)
             launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
                    to.A_log, to.dt_bias);

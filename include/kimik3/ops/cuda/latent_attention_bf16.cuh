@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(threads) narrow_kernel(const __grid_constant__
     extern __shared__ __align__(16) unsigned char latent_memory[];
     __shared__ float ends[Narrow::warps][block_heads][2];
     Work work(in);
-    start_dependents();
+    let_next_begin();
     if (work.first >= work.keys) return;
     const Sizes<usual> sizes{in};
     const int stride = sizes.stride(), width = sizes.width(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -176,7 +176,7 @@ template <class T>
 __global__ void __launch_bounds__(threads) wide_kernel(const __grid_constant__ Operands in) {
     extern __shared__ __align__(16) unsigned char latent_memory[];
     const Work work(in);  // of one part
-    start_dependents();
+    let_next_begin();
     if (work.first >= work.keys) return;
     const int latent = static_cast<int>(in.latent), stride = Sizes<false>{in}.stride(), warp = threadIdx.x / 32,
               lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
@@ -269,22 +269,8 @@ inline bool suits(const MlaHeads& heads, Index latent, std::initializer_list<Mat
            std::ranges::all_of(matrices, in_pieces);
 }
 
-inline int device_attribute(cudaDeviceAttr attribute) {
-    int device = 0, value = 0;
-    KIMIK3_CUDA(cudaGetDevice(&device));
-    KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
-    return value;
-}
 /// As many blocks as the GPU runs at a time.
-inline Index resident_blocks() {
-    static const Index multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-    return multiprocessors * Narrow::resident;
-}
-/// Whether a kernel may start before the one in front of it has ended.
-inline bool starts_early() {
-    static const bool able = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
-    return able;
-}
+inline Index resident_blocks() { return Index{multiprocessors()} * Narrow::resident; }
 
 inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, MatrixView<const bf16> q_lat,
                    MatrixView<const bf16> q, MatrixView<const bf16> cache, MatrixView<bf16> o_lat) {

@@ -49,18 +49,6 @@ struct Operands {
     __device__ Index keys(Index n, Index s) const { return seq.pasts[s] + (one_each ? 1 : n - seq.begin(s) + 1); }
 };
 
-/// The kernel that follows may start, up to where it waits for this one's results.
-__device__ __forceinline__ void start_dependents() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_prerequisites() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ float power_of_2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -182,8 +170,8 @@ __global__ void __launch_bounds__(256) join_kernel(const __grid_constant__ Opera
     const Index s = in.sequence(n);
     const int parts = static_cast<int>(in.split.parts(in.length(s), in.keys(n, s))),
               latent = static_cast<int>(in.latent);
+    await_predecessor();  // every block, so that whoever waits for this kernel waits for the one before
     if (parts == 1) return;
-    wait_for_prerequisites();
     const Index place = blockIdx.x * in.parts;
     if (threadIdx.x < 32) {
         float2 ends[most_parts / 32];

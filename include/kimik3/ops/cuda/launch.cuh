@@ -11,6 +11,36 @@ namespace kimik3::gpu {
 
 inline constexpr int block_threads = 256;
 
+/// What the GPU in use is like.
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    KIMIK3_CUDA(cudaGetDevice(&device));
+    KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
+}
+inline int multiprocessors() {
+    static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
+    return count;
+}
+/// Whether a kernel may start before the one in front of it has ended.
+inline bool starts_early() {
+    static const bool able = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+    return able;
+}
+
+/// Lets the next kernel begin with what does not depend on the step's kernels before it.
+__device__ inline void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Waits for all kernels before this one.
+__device__ inline void await_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <class T>
 __device__ T warp_sum(T value) {
     for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);

@@ -150,11 +150,9 @@ void allow_shared_memory(Kernel kernel, Index bytes) {
 /// Blocks of that many threads, with that many bytes of dynamic shared memory, that the GPU runs at the same time.
 template <class Kernel>
 Index resident_blocks(Kernel kernel, int threads, Index bytes = 0) {
-    int device = 0, processors = 0, each = 0;
-    KIMIK3_CUDA(cudaGetDevice(&device));
-    KIMIK3_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+    int each = 0;
     KIMIK3_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, to_size(bytes)));
-    return Index{processors} * (std::max)(each, 1);
+    return Index{multiprocessors()} * (std::max)(each, 1);
 }
 
 /// The sums that the teams of this block hold of their columns, the first count Eights of a row, go to to[0 ... 8

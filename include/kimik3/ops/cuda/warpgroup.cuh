@@ -79,9 +79,6 @@ __device__ __forceinline__ uint4 load_piece(std::uint32_t address) {
                  : "memory");
     return all;
 }
-__device__ __forceinline__ void store_pair(std::uint32_t address, std::uint32_t both) {
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(both) : "memory");
-}
 
 #ifdef KIMIK3_HAS_WARPGROUPS
 
