@@ -23,7 +23,7 @@ prebuilt() { # prebuilt FOLDER
         parts+=("$name")
         { time timeout 95 "$@"; echo "exit code $?" >"$logs/$name.code"; } >"$logs/$name" 2>&1 &
     }
-    for part in attention decoding errors experts golden half kda large optimizer products rows runs steps; do
+    for part in attention decoding errors experts golden half kda large linear optimizer products rows runs steps; do
         start "$part" "$folder/test_conformance" --run_test=conformance_$part --log_level=message
     done
     start without_gpu "$folder/test_conformance" --run_test=without_gpu

@@ -8,7 +8,7 @@
 using namespace kimik3;
 using namespace kimik3::test;
 
-BOOST_AUTO_TEST_SUITE(linear_model)
+BOOST_AUTO_TEST_SUITE(conformance_linear)
 
 BOOST_AUTO_TEST_CASE(loss_logits_and_decoding_are_those_of_the_cpu) {
     constexpr Index vocab = presets::linear_tiny.vocab_size;

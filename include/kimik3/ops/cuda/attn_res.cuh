@@ -57,8 +57,9 @@ AttnResParts<accumulator_t<T>> attn_res_rows_backward(
     using A = accumulator_t<T>;
     const Index width = dy.cols, bytes = attn_res_backward_bytes<T>(width, candidates.count);
     AttnResParts<A> parts;
-    if (width > 768 || bytes > 200 * 1024 || !few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) ||
-        !in_eights<const T>({dy, h}) || !in_eights<const A>({weights.norm}))
+    if (width > 768 || bytes > (std::min)(Index{200 * 1024}, most_shared_bytes()) ||
+        !few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) || !in_eights<const T>({dy, h}) ||
+        !in_eights<const A>({weights.norm}))
         return parts;
     const auto launch = [&](auto vectors) {
         constexpr auto kernel = attn_res_backward_kernel<T, vectors, normed>;

@@ -163,9 +163,8 @@ void cross_entropy_backward(const Context<Cuda>& ctx, Out<T> logits, std::span<c
     gpu::check_cross_entropy<T>(logits, targets, loss);
     const std::int32_t* target = targets.data();
     const A each = static_cast<A>(scale);
-    constexpr Index most_bytes = 220 * 1024;
     const Index bytes = logits.cols * static_cast<Index>(sizeof(T));
-    if (logits.rows > 0 && bytes <= most_bytes && gpu::in_eights<T>({logits})) {
+    if (logits.rows > 0 && bytes <= gpu::most_shared_bytes() && gpu::in_eights<T>({logits})) {
         constexpr auto kernel = gpu::cross_entropy_backward_kernel<T>;
         gpu::allow_shared_memory(kernel, bytes);
         kernel<<<gpu::exact_grid(logits.rows), gpu::row_threads, to_size(bytes), ctx.stream()>>>(logits, target, each,

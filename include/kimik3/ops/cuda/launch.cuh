@@ -22,6 +22,11 @@ inline int multiprocessors() {
     static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
     return count;
 }
+/// Bytes of dynamic shared memory that a block can have, a little kept for what a kernel declares.
+inline Index most_shared_bytes() {
+    static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    return most - 4096;
+}
 /// Whether a kernel may start before the one in front of it has ended.
 inline bool starts_early() {
     static const bool able = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
