@@ -8,7 +8,7 @@
 
 namespace kimik3::gpu::attention {
 
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
 
 /// Leaves a copy of the queries in kept, where dq may take their place.
 __device__ inline void compute_dq(const BackwardOperands& in, const BackwardMemory& memory, MatrixView<bf16> dq,
@@ -214,12 +214,12 @@ __device__ inline void compute_dkv(const BackwardOperands& in, const BackwardMem
     }
 }
 
-#endif  // KIMIK3_HAS_WARPGROUPS
+#endif  // KIMIK3_WARPGROUPS
 
 template <class T>
 __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dq, MatrixView<T> kept) {
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
     __syncthreads();
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dkv, float* shares, Index rows) {
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
     __syncthreads();

@@ -100,7 +100,7 @@ __device__ inline void copy_forward_tiles(const Operands& in, const ForwardMemor
     finish_copies();
 }
 
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
 
 /// The running softmax of a thread's two rows; a thread's total covers its own columns.
 struct RunningRows {
@@ -229,12 +229,12 @@ __device__ inline void attend(const Operands& in, const ForwardMemory& memory, f
     }
 }
 
-#endif  // KIMIK3_HAS_WARPGROUPS
+#endif  // KIMIK3_WARPGROUPS
 
 template <class T>
 __global__ void __launch_bounds__(threads, 1)
     forward_kernel(const __grid_constant__ Operands in, float scale, MatrixView<T> o, MatrixView<float> lse) {
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
     const ForwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.k_ring().start(), memory.v_ring().start(), memory.q_ring().start();
     __syncthreads();

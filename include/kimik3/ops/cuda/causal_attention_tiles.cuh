@@ -194,7 +194,7 @@ __device__ __forceinline__ void meet_warpgroup() {
     asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
 }
 
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
 
 /// c [64, columns] = a b^T over panels.
 template <int panels, int count>
@@ -288,6 +288,6 @@ __device__ __forceinline__ void write_rows(std::uint32_t from, int panel_bytes, 
     }
 }
 
-#endif  // KIMIK3_HAS_WARPGROUPS
+#endif  // KIMIK3_WARPGROUPS
 
 }  // namespace kimik3::gpu::attention

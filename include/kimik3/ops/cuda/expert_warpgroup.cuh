@@ -11,15 +11,9 @@
 // Thread t of the warpgroup holds of c the rows 16 (t / 32) + t % 32 / 4 and the one 8 below, in both the columns
 // 8 j + 2 (t % 4) and the next: c[4 j .. 4 j + 1] and c[4 j + 2 .. 4 j + 3].
 
-#include "kimik3/ops/cuda/tensor_core.cuh"
+#include "kimik3/ops/cuda/warpgroup_products.cuh"
 
 namespace kimik3::gpu {
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define KIMIK3_WARPGROUPS 1
-#else
-#define KIMIK3_WARPGROUPS 0
-#endif
 
 /// Tells by its limit what it was compiled for.
 template <class>
@@ -48,13 +42,6 @@ __device__ inline std::uint64_t further(std::uint64_t from, std::uint32_t bytes)
     return (from & 0xffffffff00000000u) | (static_cast<std::uint32_t>(from) + (bytes >> 4));
 }
 
-/// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.
-__device__ inline void show_to_products() {
-#if KIMIK3_WARPGROUPS
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 /// Four 8 x 8 matrices of bf16 from registers to shared memory, as load_matrices reads them.
 __device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4]) {
 #if KIMIK3_WARPGROUPS
@@ -65,15 +52,6 @@ __device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4])
 }
 
 #if KIMIK3_WARPGROUPS
-
-/// Before the first product, and after registers of c were touched.
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits until at most pending of the committed groups are under way.
-template <int pending>
-__device__ void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
 
 #define KIMIK3_SUMS(i)                                                                                       \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
@@ -147,10 +125,6 @@ __device__ inline void multiply_add(float (&c)[96], std::uint64_t a, std::uint64
 #undef KIMIK3_SUMS
 #else
 
-__device__ inline void begin_products() {}
-__device__ inline void commit_products() {}
-template <int pending>
-__device__ void wait_for_products() {}
 template <bool a_turned, bool b_turned, int count>
 __device__ void multiply_add(float (&)[count], std::uint64_t, std::uint64_t, bool) {
     __trap();

@@ -5,6 +5,7 @@
 // blocks through ldmatrix, warp by warp. Left operands and sums are in registers, 16 rows a warp.
 
 #include "kimik3/ops/cuda/kda_tiles.cuh"
+#include "kimik3/ops/cuda/warpgroup_products.cuh"
 
 namespace kimik3::gpu::kda {
 
@@ -19,7 +20,7 @@ __device__ void copy_blocks(bf16* to, const bf16* from, Index stride, int count)
     }
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if KIMIK3_WARPGROUPS
 
 /// Of a block at the multiple of 1024 bytes below m; leading: bytes between blocks for operands read turned.
 __device__ inline std::uint64_t descriptor(const bf16* m, int leading) {
@@ -27,20 +28,12 @@ __device__ inline std::uint64_t descriptor(const bf16* m, int leading) {
     return address | static_cast<std::uint64_t>(leading >> 4) << 16 | std::uint64_t{1024 >> 4} << 32 |
            std::uint64_t{1} << 62;
 }
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int pending>
-__device__ inline void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-/// Copies that this thread has made are seen by products after the next barrier.
-__device__ inline void publish_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /// Copies of whole blocks by the copy engine; one thread starts them, all wait for the bytes that it announced.
 using Arrival = std::uint64_t;
 __device__ inline void begin_arrivals(Arrival* at) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(at)) : "memory");
-    publish_copies();
+    show_to_products();
 }
 __device__ inline void announce(Arrival* at, int bytes) {
     if (threadIdx.x == 0)
@@ -136,11 +129,6 @@ __device__ void multiply_columns(float (&sum)[tiles][2][4], const Fragment& a, c
 
 #else
 
-__device__ inline void begin_products() {}
-__device__ inline void commit_products() {}
-template <int pending>
-__device__ inline void wait_for_products() {}
-__device__ inline void publish_copies() {}
 using Arrival = std::uint64_t;
 __device__ inline void begin_arrivals(Arrival*) {}
 __device__ inline void announce(Arrival*, int) {}

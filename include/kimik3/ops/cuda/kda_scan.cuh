@@ -79,7 +79,7 @@ struct Scanned {
     }
     __device__ void wait(int number) const {
         wait_for_copies<0>();
-        publish_copies();
+        show_to_products();
         __syncthreads();
         wait_for_arrival(&stage(number).arrival, number / 2 % 2);
     }

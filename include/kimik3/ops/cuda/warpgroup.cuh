@@ -7,13 +7,9 @@
 // bytes are exchanged by the row's number (piece ^ row % 8). A panel begins at a multiple of 1,024 bytes. It serves as
 // a matrix [rows, columns] whose columns are summed over, and as one whose rows are.
 
-#include "kimik3/ops/cuda/tensor_core.cuh"
+#include "kimik3/ops/cuda/warpgroup_products.cuh"
 
 namespace kimik3::gpu::warpgroup {
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define KIMIK3_HAS_WARPGROUPS 1
-#endif
 
 inline constexpr int panel_columns = 64, panel_row_bytes = 128;
 
@@ -63,8 +59,6 @@ __device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool 
 }
 /// Waits for the copies that this thread has started.
 __device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-/// What threads have written to shared memory becomes visible to the products that follow.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ float2 load_floats(std::uint32_t address) {
     float2 both;
@@ -80,7 +74,7 @@ __device__ __forceinline__ uint4 load_piece(std::uint32_t address) {
     return all;
 }
 
-#ifdef KIMIK3_HAS_WARPGROUPS
+#if KIMIK3_WARPGROUPS
 
 template <int registers>
 __device__ __forceinline__ void take_registers() {
@@ -91,14 +85,6 @@ __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/// Before the first product that reads registers which the program has written.
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Waits until at most pending of the committed groups are under way.
-template <int pending>
-__device__ __forceinline__ void wait_for_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
 /// Keeps the program from moving or reading these before this place.
 template <class T, int count>
 __device__ __forceinline__ void pin(T (&registers)[count]) {
@@ -198,6 +184,6 @@ __device__ __forceinline__ void add_registers(float (&c)[96], const std::uint32_
 
 #undef KIMIK3_EIGHT
 #undef KIMIK3_EIGHT_NEW
-#endif  // KIMIK3_HAS_WARPGROUPS
+#endif  // KIMIK3_WARPGROUPS
 
 }  // namespace kimik3::gpu::warpgroup
