@@ -5,6 +5,7 @@
 #include <list>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 #include "support/models.hpp"
 
 using namespace kimik3;

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;
