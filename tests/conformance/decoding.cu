@@ -5,6 +5,7 @@
 #include <list>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 #include "support/models.hpp"
 
 using namespace kimik3;
@@ -78,23 +79,27 @@ void check_recorded() {
             const auto one = logits_after(alone, single[to_size(slots[s])], {&tokens[s], 1}, {1}, {0});
             const std::vector<double> row(found.begin() + static_cast<std::ptrdiff_t>(s) * vocabulary,
                                           found.begin() + static_cast<std::ptrdiff_t>(s + 1) * vocabulary);
-            BOOST_CHECK_MESSAGE(one == row, "sequence " << slots[s] << " alone differs at step " << step);
+            // In double a step is made of cuBLAS's products, which depend on the number of rows.
+            BOOST_CHECK_MESSAGE((has_steps<Cuda, T> ? one == row : apart(one, row) <= 1e-10),
+                                "sequence " << slots[s] << " alone differs at step " << step);
         }
     }
 }
 
-/// The depth and widths of presets::k3_300m, with few tokens and experts.
+/// The depth and widths of presets::k3_300m, with fewer tokens and experts; still more tokens than the head's blocks
+/// take in one turn.
 inline constexpr ModelConfig deep = [] {
     ModelConfig c = presets::k3_300m;
-    c.vocab_size = 1000, c.num_experts = 6, c.max_seq_len = 64;
+    c.vocab_size = 5000, c.num_experts = 6, c.max_seq_len = 64;
     return c;
 }();
 
-/// Prompts split in every way and continued token by token against a whole pass, by norm.
+/// Prompts split in every way and continued token by token against a whole pass, by norm; in bf16 with settled choices.
 template <ModelConfig config, class T>
 void check_whole(Index batch, double tolerance) {
     using Model = KimiK3<config, Cuda, T>;
     Model model(cuda(), 3);
+    if constexpr (Model::copies_weights) settle_choices(model);
     const Index length = 30, vocabulary = Model::config.vocab_size;
     const auto tokens = some_tokens(length, 9, vocabulary);
     std::vector<T> memory;
@@ -131,11 +136,12 @@ BOOST_AUTO_TEST_CASE(recorded_steps_and_sequences_alone_to_the_bit) {
     check_recorded<double>();
 }
 BOOST_AUTO_TEST_CASE(steps_are_a_whole_pass) {
-    // What rounds to bf16 in another place makes other numbers in a model that is not trained.
+    // Steps round to bf16 in fewer places: 13 layers make 0.05 of that where no choice changes, and 0.3 to 1 else.
     for (const Index batch : {1, 10}) {
         check_whole<presets::golden, float>(batch, 1e-4);
-        check_whole<presets::golden, bf16>(batch, 0.5);
+        check_whole<presets::golden, bf16>(batch, 0.12);
         check_whole<deep, float>(batch, 1e-3);
+        check_whole<deep, bf16>(batch, 0.12);
     }
 }
 

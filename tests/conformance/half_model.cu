@@ -127,6 +127,7 @@ BOOST_AUTO_TEST_CASE(decoding_follows_the_whole_pass) {
     const GoldenBatch data;
     Model model(cuda());
     load(model, data.golden, "param.");
+    settle_choices(model);
     const Index length = static_cast<Index>(data.tokens.size()) / data.batch;
     const Tokens text = Tokens(data.tokens).first(to_size(length));
     model.evaluate(text, text);

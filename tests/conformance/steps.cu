@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "conformance/device.hpp"
+#include "kimik3/cuda.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;
@@ -21,23 +22,25 @@ void for_each_of(Both& m, Change change) {
         for (Index c = 0; c < m.host.cols(); ++c) m.host(r, c) = change(m.host(r, c));
 }
 
-/// y = norm(mix of three), summed experts, or plain rows, into products of every kind.
+/// y = norm(mix of count), summed experts, or plain rows, into products of every kind.
 template <class Pairs>
-void check_products(Index tokens, Index width, Index out, Index second, double tolerance) {
+void check_products(Index tokens, Index width, Index out, Index second, Index count, double tolerance) {
     using T = NumberOf<Pairs>;
-    const Index count = 3, chosen = 2, gap = tokens % 2 == 0 ? 3 : 8;  // rows aligned to 16 bytes, or not
+    const Index chosen = 2, gap = tokens % 2 == 0 ? 3 : 8;  // rows aligned to 16 bytes, or not
     std::vector<Pairs> v;
-    for (std::uint64_t j = 0; j < 3; ++j) v.push_back(Pairs::random(tokens, width, 10 + j, 1.0, gap));
+    for (std::uint64_t j = 0; j < to_size(count); ++j) v.push_back(Pairs::random(tokens, width, 30 + j, 1.0, gap));
     Pairs parts = Pairs::random(tokens * chosen, width, 20, 1.0, gap),
           rows = Pairs::random(tokens, width, 21, 1.0, gap);
-    Both gamma = vector_of(width, 1), pi = vector_of(width, 2), norm = vector_of(width, 3),
+    const double even = 1.0 / std::sqrt(static_cast<double>(width));  // scores near 1, so that all are mixed
+    Both gamma = vector_of(width, 1), pi = vector_of(width, 2, even), norm = vector_of(width, 3),
          share = Both::random(tokens, chosen, 4, 1.0, 0), router = Both::random(out, width, 5, 0.2, 0);
     Pairs w = Pairs::random(out, width, 6, 0.2, 0), up = Pairs::random(out, width, 7, 0.2, 0),
           w2 = Pairs::random(out, second, 8, 0.2, 0), x2 = Pairs::random(tokens, second, 9, 1.0, gap),
           residual = Pairs::random(tokens, out, 11);
     const SituBetas betas{4.0, 25.0};
     for (const int kind : {0, 1, 2}) {
-        BOOST_TEST_CONTEXT("tokens " << tokens << " width " << width << " out " << out << " input " << kind) {
+        BOOST_TEST_CONTEXT("tokens " << tokens << " width " << width << " out " << out << " candidates " << count
+                                    << " input " << kind) {
             Pairs h(tokens, width), x(tokens, width), plain(tokens, out), gate(tokens, out), upper(tokens, out),
                 situ(tokens, out);
             Both scores(tokens, out), p(tokens, count), r(tokens, count), norm_r = empty_vector(tokens);
@@ -81,6 +84,47 @@ void check_products(Index tokens, Index width, Index out, Index second, double t
                 check_same("normed", normed, tolerance);
             }
         }
+    }
+}
+
+/// One product with more tiles than there are blocks, which take several in turn: of plain rows with a residual, of
+/// SiTU, or of a mix of eight candidates.
+template <class Pairs>
+void check_many_rows(Index tokens, Index width, Index out, double tolerance) {
+    using T = NumberOf<Pairs>;
+    const Index count = 8;
+    const bool mixed = StepInput<T>::fits(width);
+    std::vector<Pairs> v;
+    for (std::uint64_t j = 0; j < to_size(count); ++j) v.push_back(Pairs::random(tokens, width, 30 + j, 1.0, 8));
+    Both gamma = vector_of(width, 1), pi = vector_of(width, 2, 1.0 / std::sqrt(static_cast<double>(width))),
+         norm = vector_of(width, 3);
+    Pairs w = Pairs::random(out, width, 6, 0.05, 0), up = Pairs::random(out, width, 7, 0.05, 0),
+          residual = Pairs::random(tokens, out, 11), plain(tokens, out), situ(tokens, out), head(tokens, out);
+    const SituBetas betas{4.0, 25.0};
+    Pairs gate(tokens, out), upper(tokens, out);
+    matmul_nt(cpu(), v[0].c(), w.c(), gate.c(), Add::no);
+    matmul_nt(cpu(), v[0].c(), up.c(), upper.c(), Add::no);
+    situ_forward(cpu(), gate.c(), upper.c(), betas, situ.c());
+    copy(cpu(), residual.c(), plain.c());
+    add_to(cpu(), gate.c(), plain.c());
+    const auto rows = StepInput<T>::plain(v[0].g());
+    step_products(cuda(), rows, {StepProduct<T>::plain(w.g(), plain.g(), residual.g())});
+    step_products(cuda(), rows, {StepProduct<T>::situ(w.g(), up.g(), situ.g())}, betas);
+    BOOST_TEST_CONTEXT("tokens " << tokens << " width " << width << " out " << out) {
+        check_same("plain", plain, tolerance), check_same("situ", situ, tolerance);
+        if (!mixed) return;
+        Pairs h(tokens, width), x(tokens, width), normed(tokens, width, 8);
+        Both p(tokens, count), r(tokens, count), norm_r = empty_vector(tokens);
+        StepInput<T> in{.gamma = gamma.gv(), .pi = pi.gv(), .norm = norm.gv(), .mix_eps = 1e-5, .eps = 1e-5,
+                        .normed = normed.g()};
+        Candidates<const double> all;
+        for (Pairs& each : v) all.add(each.c()), in.candidates.add(each.g());
+        attn_res_forward(cpu(), all, gamma.cv(), pi.cv(), 1e-5, h.c(), p.c(), r.c());
+        rms_norm_forward(cpu(), h.c(), norm.cv(), 1e-5, x.c(), norm_r.cv());
+        matmul_nt(cpu(), x.c(), w.c(), head.c(), Add::no);
+        step_products(cuda(), in, {StepProduct<T>::plain(w.g(), head.g())});
+        copy(cpu(), x.c(), normed.c());
+        check_same("head", head, tolerance), check_same("normed", normed, tolerance);
     }
 }
 
@@ -239,11 +283,25 @@ BOOST_AUTO_TEST_SUITE(conformance_steps)
 
 BOOST_AUTO_TEST_CASE(products) {
     for (const Index tokens : {1, 3, 8, 9, 70})
-        for (const auto& [width, out, second] :
-             {std::array<Index, 3>{48, 5, 20}, {7, 17, 3}, {640, 40, 64}, {320, 33, 576}, {24, 16, 40}}) {
-            check_products<Both>(tokens, width, out, second, 1e-5);
-            check_products<Half>(tokens, width, out, second, 8e-3);
+        for (const auto& [width, out, second, count] : {std::array<Index, 4>{48, 5, 20, 3},
+                                                        {7, 17, 3, 2},
+                                                        {640, 40, 64, 8},
+                                                        {320, 33, 576, 5},
+                                                        {24, 16, 40, 31}}) {
+            check_products<Both>(tokens, width, out, second, count, 1e-5);
+            check_products<Half>(tokens, width, out, second, count, 8e-3);
         }
+}
+BOOST_AUTO_TEST_CASE(products_of_many_rows) {
+    for (const auto& [tokens, width, out] : {std::array<Index, 3>{1, 640, 4500},
+                                             {8, 640, 4300},
+                                             {40, 640, 4300},
+                                             {1, 3072, 640},
+                                             {8, 3072, 640},
+                                             {40, 3072, 2200}}) {
+        check_many_rows<Both>(tokens, width, out, 1e-5);
+        check_many_rows<Half>(tokens, width, out, 8e-3);
+    }
 }
 BOOST_AUTO_TEST_CASE(kimi_delta_attention) {
     for (const Index count : {1, 5})

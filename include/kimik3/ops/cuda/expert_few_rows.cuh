@@ -50,7 +50,7 @@ __device__ void choose_of(const StepExpertsWork<T>& work, int n, std::int32_t* e
         const int e = lane + 32 * i;
         own[i] = 0, key[i] = 0;
         if (e >= work.all) continue;
-        own[i] = score[e];
+        own[i] = __ldcg(score + e);  // by L2: the product down reads before it waits
         const float biased = own[i] + work.bias[e];
         broken |= !(biased == biased);
         key[i] = ordered(biased);
@@ -121,7 +121,7 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
                 work.experts(i / k, i % k) = chosen[i], work.weights(i / k, i % k) = weights[i];
     }
     if (thread < 32) {
-        const auto expert_of = [&](int i) { return here ? chosen[i] : work.experts(i / k, i % k); };
+        const auto expert_of = [&](int i) { return here ? chosen[i] : __ldcg(&work.experts(i / k, i % k)); };
         const int expert = work.by_pair ? expert_of(at) : at;
         int count = 0;
 #pragma unroll 1
