@@ -6,6 +6,7 @@
 //     T
 // Weighted by weights and summed over the slots, out is u of expert_products_forward (ops/step_products.hpp does that).
 
+#include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/router.hpp"
 #include "kimik3/ops/situ.hpp"
 
