@@ -1,6 +1,7 @@
 # A filter of Doxygen's input. In a header the comment at its head, which Doxygen would not see, becomes that of the
-# file, as it stands, and a script in a string is left out. In a page math blocks become formulas, marks of where code was cut from disappear, links to
-# headers become those to their part of the reference, and links within a page, or out of docs/, text.
+# file, as it stands; a script in a string is left out, as are CUDA's attributes with arguments. In a page math blocks
+# become formulas, marks of where code was cut from disappear, links to headers become those to their part of the
+# reference, and links within a page, or out of docs/, text.
 FILENAME ~ /\.(hpp|cuh)$/ {
     if (FNR == 1 && $0 == "#pragma once") { print; next }
     if (FNR == 2 && /^\/\//) { head = 1; print "/** \\file"; print " * \\verbatim" }
@@ -9,6 +10,7 @@ FILENAME ~ /\.(hpp|cuh)$/ {
     if (match($0, /R"js\(/)) { script = 1; print substr($0, 1, RSTART - 1) "\"\""; next }
     if (script && match($0, /\)js"/)) { script = 0; print substr($0, RSTART + RLENGTH); next }
     if (script) $0 = ""
+    gsub(/__(align|launch_bounds)__\([^)]*\) ?/, "")
     print
     next
 }
