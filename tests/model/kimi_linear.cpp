@@ -1,4 +1,6 @@
 // The Kimi Linear family as a whole model, and the parameters of the released models.
+#include <set>
+
 #include "kimik3/model/summary.hpp"
 #include "support/model_gradients.hpp"
 
@@ -42,11 +44,11 @@ std::vector<ParameterInfo> parameters_of() {
     return table.entries();
 }
 
-std::vector<std::string> leafs_of(const std::vector<ParameterInfo>& parameters, const std::string& prefix) {
-    std::vector<std::string> leafs;
+std::set<std::string> leafs_of(const std::vector<ParameterInfo>& parameters, const std::string& prefix) {
+    std::set<std::string> leafs;
     for (const ParameterInfo& tensor : parameters)
         if (tensor.name.starts_with(prefix) && tensor.name.find(".experts.") == std::string::npos)
-            leafs.push_back(tensor.name.substr(prefix.size()));
+            leafs.insert(tensor.name.substr(prefix.size()));
     return leafs;
 }
 
@@ -102,14 +104,15 @@ BOOST_AUTO_TEST_CASE(decoding_in_any_pieces_is_the_whole_pass) {
 
 BOOST_AUTO_TEST_CASE(names_and_parameters_are_those_of_the_released_model) {
     const auto parameters = parameters_of<presets::kimi_linear_48b>();
-    const std::vector<std::string> kda{
+    const std::set<std::string> kda{
         "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
         "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.q_conv1d.weight", "self_attn.k_conv1d.weight",
         "self_attn.v_conv1d.weight", "self_attn.f_a_proj.weight", "self_attn.f_b_proj.weight",
-        "self_attn.b_proj.weight", "self_attn.A_log", "self_attn.dt_bias", "self_attn.g_a_proj.weight", "self_attn.g_b_proj.weight",
+        "self_attn.b_proj.weight", "self_attn.A_log", "self_attn.dt_bias", "self_attn.g_a_proj.weight",
+        "self_attn.g_b_proj.weight",
         "self_attn.o_norm.weight", "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
         "mlp.down_proj.weight"};
-    const std::vector<std::string> mla{
+    const std::set<std::string> mla{
         "input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_proj.weight",
         "self_attn.kv_a_proj_with_mqa.weight", "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj.weight",
         "self_attn.o_proj.weight", "block_sparse_moe.gate.weight", "block_sparse_moe.gate.e_score_correction_bias",
