@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dq, MatrixView<T> kept) {
 #if KIMIK3_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
-    if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
+    if (threadIdx.x == 0) memory.ring().start(128, 8), memory.own_ring().start(128, 8);
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<40>();
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dkv, float* shares, Index rows) {
 #if KIMIK3_WARPGROUPS
     const BackwardMemory memory{aligned_memory()};
-    if (threadIdx.x == 0) memory.ring().start(), memory.own_ring().start();
+    if (threadIdx.x == 0) memory.ring().start(128, 8), memory.own_ring().start(128, 8);
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<24>();

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads, 1)
     forward_kernel(const __grid_constant__ Operands in, float scale, MatrixView<T> o, MatrixView<float> lse) {
 #if KIMIK3_WARPGROUPS
     const ForwardMemory memory{aligned_memory()};
-    if (threadIdx.x == 0) memory.k_ring().start(), memory.v_ring().start(), memory.q_ring().start();
+    if (threadIdx.x == 0) memory.k_ring().start(128, 8), memory.v_ring().start(128, 8), memory.q_ring().start(128, 8);
     __syncthreads();
     if (threadIdx.x < 128) {
         give_registers<40>();

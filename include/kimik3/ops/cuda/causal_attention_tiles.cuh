@@ -150,31 +150,6 @@ __device__ __forceinline__ Strip value_strip(const Operands& in, const Tile& til
                  panel);
 }
 
-/// Barriers of a ring of stages: full when 128 copying threads have arrived, empty when 8 warps have.
-struct Ring {
-    std::uint32_t barriers;  // full and empty of every stage
-    int stages, stage = 0;
-    std::uint32_t parity = 0;
-
-    __device__ Ring(std::uint32_t at, int count) : barriers(at), stages(count) {}
-    __device__ __forceinline__ std::uint32_t full() const { return barriers + stage * 16; }
-    __device__ __forceinline__ std::uint32_t empty() const { return barriers + stage * 16 + 8; }
-    __device__ __forceinline__ void next() {
-        if (++stage == stages) stage = 0, parity ^= 1;
-    }
-    __device__ void start() const {
-        for (int i = 0; i < stages; ++i) start_barrier(barriers + i * 16, 128), start_barrier(barriers + i * 16 + 8, 8);
-    }
-    __device__ __forceinline__ void wait_empty() const { wait(empty(), parity ^ 1); }
-    __device__ __forceinline__ void wait_full() const {
-        wait(full(), parity);
-        show_to_products();
-    }
-    __device__ __forceinline__ void release() const {
-        if (threadIdx.x % 32 == 0) arrive(empty());
-    }
-};
-
 /// Shared memory from a multiple of 1,024 on. The few static bytes are the mark that prepare looks for.
 __device__ inline std::uint32_t aligned_memory() {
     __shared__ volatile int mark[4];

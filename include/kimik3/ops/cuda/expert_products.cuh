@@ -3,7 +3,6 @@
 // here: a block makes 32 x 32 elements of one expert's product, and blocks beyond the last tile have nothing to do.
 
 #include "kimik3/ops/cuda/expert_products_bf16.cuh"
-#include "kimik3/ops/cuda/situ.cuh"
 #include "kimik3/ops/cuda/tile_product.cuh"
 #include "kimik3/ops/expert_products.hpp"
 #include "kimik3/ops/matmul.hpp"

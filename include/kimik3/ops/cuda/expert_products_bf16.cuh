@@ -5,127 +5,60 @@
 
 #include "kimik3/ops/cuda/expert_tiles.cuh"
 #include "kimik3/ops/cuda/expert_weights.cuh"
-#include "kimik3/ops/situ.hpp"
+#include "kimik3/ops/cuda/situ.cuh"
 
 namespace kimik3::gpu {
 
-/// SiTU-GLU by the processor's own tanh, exact to 2^-11.
-struct QuickSitu {
-    float beta, linear, inverse_beta, inverse_linear;
-    bool limit;
-
-    explicit QuickSitu(SituBetas b)
-        : beta(static_cast<float>(b.gate)),
-          linear(static_cast<float>(b.linear)),
-          inverse_beta(static_cast<float>(1.0 / b.gate)),
-          inverse_linear(static_cast<float>(1.0 / b.linear)),
-          limit(b.is_swiglu()) {}
-
-    __device__ static float tanh(float x) {
-        float y;
-        asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-        return y;
-    }
-    __device__ static float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
-    __device__ float value(float gate, float up) const {
-        const float s = sigmoid(gate);
-        return limit ? gate * s * up : beta * tanh(gate * inverse_beta) * s * linear * tanh(up * inverse_linear);
-    }
-    struct Slopes {
-        float value, gate, up;
-    };
-    /// The value and its derivatives.
-    __device__ Slopes slopes(float gate, float up) const {
-        const float s = sigmoid(gate);
-        if (limit) {
-            const float silu = gate * s;
-            return {silu * up, up * s * (1.0f + gate * (1.0f - s)), silu};
-        }
-        const float t = tanh(gate * inverse_beta), h = tanh(up * inverse_linear), left = beta * t * s,
-                    right = linear * h;
-        return {left * right, right * s * ((1.0f - t * t) + beta * t * (1.0f - s)), left * (1.0f - h * h)};
-    }
-};
-
-/// gate and up = z w1^T and z w3^T of 72 columns each, hidden = SiTU(gate, up).
-struct GateUpTiles : ExpertTiles<144, false, true> {
+/// gate and up = z w1^T and z w3^T of 96 columns each, hidden = SiTU(gate, up).
+struct GateUpTiles : ExpertTiles<192, false, true, 2, 5> {
     MatrixView<bf16> gate, up, hidden;
-    QuickSitu form;
+    SituNumbers<bf16> form;
 
-    /// The groups 0 .. 8 of sums are gate's, 9 .. 17 up's. The first eight go through shared memory.
-    __device__ void finish(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
-        const int rows = at.count - row0, col = at.col * 72, cols = cols_of_b - col;
-        const Index first = (at.first + row0) * gate.stride + col;
-        const auto value = [&](int i) { return form.value(sums[i], sums[i + 36]); };
-        std::uint32_t packed[4];
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            pack_groups(&sums[4 * j], &sums[4 * j + 4], packed);
-            one.put(j, packed);
-            pack_groups(&sums[36 + 4 * j], &sums[40 + 4 * j], packed);
-            two.put(j, packed);
-        }
-        one.store<8>(gate.data + first, gate.stride, rows, cols);
-        two.store<8>(up.data + first, gate.stride, rows, cols);
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            float h[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) h[i] = value(4 * j + i);
-            pack_groups(h, h + 4, packed);
-            one.put(j, packed);
-        }
-        one.store<8>(hidden.row(at.first + row0) + col, hidden.stride, rows, cols);
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = lane / 4 + 8 * half, c = 64 + lane % 4 * 2, i = 32 + 2 * half;
-            if (row >= rows || c >= cols) continue;
-            const auto pair = [&](bf16* to) { return reinterpret_cast<std::uint32_t*>(to + c); };
-            *pair(gate.data + first + row * gate.stride) = pack_bf16(sums[i], sums[i + 1]);
-            *pair(up.data + first + row * gate.stride) = pack_bf16(sums[i + 36], sums[i + 37]);
-            *pair(hidden.row(at.first + row0 + row) + col) = pack_bf16(value(i), value(i + 1));
-        }
+    /// The sums 0 .. 47 are gate's, 48 .. 95 up's.
+    __device__ void finish(const float (&sums)[96], const RowTile& at, int row0, StagedRows staged) const {
+        const int rows = at.count - row0, col = at.col * 96, cols = cols_of_b - col;
+        const auto write = [&](const MatrixView<bf16>& m, auto value) {
+            bf16* to = m.row(at.first + row0) + col;
+            staged.write<0, 8>(to, m.stride, rows, cols, value);
+            staged.write<8, 4>(to, m.stride, rows, cols, value);
+        };
+        write(gate, [&](int i) { return sums[i]; });
+        write(up, [&](int i) { return sums[i + 48]; });
+        write(hidden, [&](int i) { return form.value(sums[i], sums[i + 48]); });
     }
 };
 
-/// The tile as it is.
+/// The tile as it is: [rows, 160] from 5 panels, or, turned, [rows, 128] from 10.
 template <bool turned>
-struct PlainTiles : ExpertTiles<160, turned, false> {
+struct PlainTiles : ExpertTiles<turned ? 128 : 160, turned, false, 2, turned ? 10 : 5> {
     MatrixView<bf16> to;
 
-    __device__ void finish(const float (&sums)[80], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
-        const int rows = at.count - row0, cols = this->cols_of_b - at.col * 160;
-        bf16* first = to.row(at.first + row0) + at.col * 160;
-        const auto put = [&](const StagedRows& staged, int group, int groups) {
-#pragma unroll
-            for (int j = 0; j < groups; j += 2) {
-                std::uint32_t packed[4];
-                pack_groups(&sums[4 * (group + j)], &sums[4 * (group + j) + 4], packed);
-                staged.put(j, packed);
-            }
-        };
-        put(one, 0, 8);
-        put(two, 8, 8);
-        one.store<8>(first, to.stride, rows, cols);
-        two.store<8>(first + 64, to.stride, rows, cols - 64);
-        __syncwarp();
-        put(one, 16, 4);
-        one.store<4>(first + 128, to.stride, rows, cols - 128);
+    template <int count>
+    __device__ void finish(const float (&sums)[count], const RowTile& at, int row0, StagedRows staged) const {
+        const int rows = at.count - row0, first = at.col * 2 * count, cols = this->cols_of_b - first;
+        bf16* own = to.row(at.first + row0) + first;
+        const auto value = [&](int i) { return sums[i]; };
+        staged.write<0, 8>(own, to.stride, rows, cols, value);
+        staged.write<8, 8>(own, to.stride, rows, cols, value);
+        if constexpr (count == 80) staged.write<16, 4>(own, to.stride, rows, cols, value);
     }
 };
 
 /// From da = du w2: gate and up become their gradients, hidden = p SiTU(gate, up), and dots [rows, column tiles] the
 /// share that a tile's columns have in da . SiTU(gate, up).
-struct HiddenGradientTiles : ExpertTiles<144, true, false> {
+struct HiddenGradientTiles : ExpertTiles<96, true, false, 2, 5, 4> {
     MatrixView<bf16> gate, up, hidden;
     MatrixView<const float> p;
     float* dots;
-    QuickSitu form;
+    SituNumbers<bf16> form;
 
-    __device__ void finish(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two) const {
+    __device__ void expect(const RowTile& at, int row0, StagedRows staged) const {
+        __syncwarp();
+        fetch<0, 8>(at, row0, staged);
+        fetch<8, 4>(at, row0, staged);
+        commit_copies();
+    }
+    __device__ void finish(const float (&sums)[48], const RowTile& at, int row0, StagedRows staged) const {
         const int lane = threadIdx.x % 32, rows = at.count - row0;
         float weight[2], dot[2] = {};
         int pairs[2];
@@ -138,9 +71,10 @@ struct HiddenGradientTiles : ExpertTiles<144, true, false> {
             weight[half] = p(token, max(pairs[half], 0) - token * static_cast<int>(p.cols));
             if (pairs[half] < 0) weight[half] = 0.0f;
         }
-        finish_part<0, 8>(sums, at, row0, one, two, weight, dot);
-        finish_part<8, 8>(sums, at, row0, one, two, weight, dot);
-        finish_part<16, 2>(sums, at, row0, one, two, weight, dot);
+        wait_for_copies<0>();
+        __syncwarp();
+        finish_part<0, 8>(sums, at, row0, staged, weight, dot);
+        finish_part<8, 4>(sums, at, row0, staged, weight, dot);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sum = dot[half];
@@ -152,60 +86,44 @@ struct HiddenGradientTiles : ExpertTiles<144, true, false> {
     }
 
 private:
-    /// So many groups of eight columns from group on.
+    // Parts are so many groups of eight columns from group on. A warp has two panels of gate, for groups 0 .. 7 and
+    // 8 .. 11, and two of up.
+    template <int group>
+    __device__ static StagedRows panel(StagedRows own, int matrix) {
+        return {own.memory + 4096 * matrix + 256 * group};
+    }
     template <int group, int groups>
-    __device__ void finish_part(const float (&sums)[72], const RowTile& at, int row0, StagedRows one, StagedRows two,
-                                const float (&weight)[2], float (&dot)[2]) const {
-        const int rows = at.count - row0, col = at.col * 144 + 8 * group, cols = cols_of_b - col;
-        const Index first = (at.first + row0) * gate.stride + col;
+    __device__ void fetch(const RowTile& at, int row0, StagedRows staged) const {
+        const int rows = at.count - row0, col = at.col * 96 + 8 * group, cols = cols_of_b - col;
         if (cols <= 0) return;
-        __syncwarp();
-        fetch<groups>(gate.data + first, rows, cols, one);
-        fetch<groups>(up.data + first, rows, cols, two);
-        __syncwarp();
-        std::uint32_t values[groups / 2][4];
+        panel<group>(staged, 0).template fetch<groups / 2>(gate.row(at.first + row0) + col, gate.stride, rows, cols);
+        panel<group>(staged, 1).template fetch<groups / 2>(up.row(at.first + row0) + col, up.stride, rows, cols);
+    }
+    template <int group, int groups>
+    __device__ void finish_part(const float (&sums)[48], const RowTile& at, int row0, StagedRows staged,
+                                const float (&weight)[2], float (&dot)[2]) const {
+        const int rows = at.count - row0, col = at.col * 96 + 8 * group, cols = cols_of_b - col;
+        if (cols <= 0) return;
+        const StagedRows gates = panel<group>(staged, 0), ups = panel<group>(staged, 1);
+        std::uint32_t g[groups / 2][4], u[groups / 2][4], h[groups / 2][4];
+        gates.read(g), ups.read(u);
 #pragma unroll
-        for (int j = 0; j < groups; j += 2) {
-            std::uint32_t gates[4], ups[4];
-            one.get(j, gates);
-            two.get(j, ups);
+        for (int j = 0; j < groups / 2; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int half = i % 2, at_sum = 4 * (group + j) + 2 * i;
-                const float2 g = unpack_bf16(gates[i]), u = unpack_bf16(ups[i]);
-                const QuickSitu::Slopes a = form.slopes(g.x, u.x), b = form.slopes(g.y, u.y);
+                const int half = i % 2, at_sum = 4 * (group + 2 * j) + 2 * i;
+                const float2 gs = unpack_bf16(g[j][i]), us = unpack_bf16(u[j][i]);
+                const SituSlopes<float> a = form.slopes(gs.x, us.x), b = form.slopes(gs.y, us.y);
                 // (MOE-6)
                 dot[half] += sums[at_sum] * a.value + sums[at_sum + 1] * b.value;
                 const float da = sums[at_sum] * weight[half], db = sums[at_sum + 1] * weight[half];
-                gates[i] = pack_bf16(da * a.gate, db * b.gate);
-                ups[i] = pack_bf16(da * a.up, db * b.up);
-                values[j / 2][i] = pack_bf16(weight[half] * a.value, weight[half] * b.value);
+                g[j][i] = pack_bf16(da * a.gate, db * b.gate);
+                u[j][i] = pack_bf16(da * a.up, db * b.up);
+                h[j][i] = pack_bf16(weight[half] * a.value, weight[half] * b.value);
             }
-            one.put(j, gates);
-            two.put(j, ups);
-        }
-        one.store<groups>(gate.data + first, gate.stride, rows, cols);
-        two.store<groups>(up.data + first, gate.stride, rows, cols);
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < groups; j += 2) one.put(j, values[j / 2]);
-        one.store<groups>(hidden.row(at.first + row0) + col, hidden.stride, rows, cols);
-    }
-    /// 16 rows of pieces; zeros where there are none, which give dots nothing.
-    template <int pieces>
-    __device__ void fetch(const bf16* from, int rows, int cols, const StagedRows& to) const {
-        const int j = threadIdx.x % pieces, row0 = threadIdx.x % 32 / pieces;
-        const bool inside = 8 * j < cols;
-        uint4 fetched[pieces / 2];
-#pragma unroll
-        for (int i = 0; i < pieces / 2; ++i) {
-            const int row = row0 + i * (32 / pieces);
-            const Index place = min(row, rows - 1) * gate.stride + (inside ? 8 * j : 0);
-            fetched[i] = *reinterpret_cast<const uint4*>(from + place);
-        }
-#pragma unroll
-        for (int i = 0; i < pieces / 2; ++i)
-            to.piece(row0 + i * (32 / pieces), j) = inside ? fetched[i] : uint4{};
+        gates.write(gate.row(at.first + row0) + col, gate.stride, rows, cols, g);
+        ups.write(up.row(at.first + row0) + col, up.stride, rows, cols, u);
+        gates.write(hidden.row(at.first + row0) + col, hidden.stride, rows, cols, h);
     }
 };
 
@@ -234,9 +152,12 @@ void combine_bf16(const Context<Cuda>& ctx, const ExpertDispatch& d, MatrixView<
     });
 }
 
-/// Whether the 16-byte pieces of a matrix's rows are whole and aligned.
+inline int row_stride(MatrixView<const bf16> m) { return static_cast<int>(m.stride); }
+
+/// Whether the 16-byte pieces of a matrix's rows are whole and aligned, and counted in 32 bits.
 inline bool whole_pieces(MatrixView<const bf16> m) {
-    return m.cols % 8 == 0 && m.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
+    return m.cols % 8 == 0 && m.stride % 8 == 0 && m.rows * (m.stride / 8) < Index{1} << 32 &&
+           reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0;
 }
 
 /// Whether the tensor cores' path takes these: rows of whole 16-byte pieces, and pairs x k in 32 bits.
@@ -255,11 +176,11 @@ inline void tensor_experts_forward(const Context<Cuda>& ctx, MatrixView<const bf
     const MatrixView<bf16> out(scratch, all, latent), hidden(out.row(all), all, inner);
     const TokenOf token_of(d.position.cols);
     const int width = static_cast<int>(latent), hidden_width = static_cast<int>(inner);
-    run_expert_tiles(ctx, GateUpTiles{{d, {z.data, z.data}, {w1.data, w3.data}, z.stride, w1.stride, width, 1,
-                                       hidden_width, token_of, true},
-                                      gate, up, hidden, QuickSitu(betas)});
-    run_expert_tiles(ctx, PlainTiles<false>{{d, {hidden.data, hidden.data}, {w2.data, w2.data}, inner, w2.stride,
-                                             hidden_width, 1, width, token_of, false},
+    run_expert_tiles(ctx, GateUpTiles{{d, {z.data, z.data}, {w1.data, w3.data}, row_stride(z), row_stride(w1), width,
+                                       1, hidden_width, token_of, true},
+                                      gate, up, hidden, SituNumbers<bf16>(betas)});
+    run_expert_tiles(ctx, PlainTiles<false>{{d, {hidden.data, hidden.data}, {w2.data, w2.data}, hidden_width,
+                                             row_stride(w2), hidden_width, 1, width, token_of, false},
                                             out});
     combine_bf16(
         ctx, d, out, u, [=] __device__(Index n, int j) { return p(n, j); }, [] __device__(Index, int, Index) {});
@@ -270,23 +191,25 @@ inline void tensor_experts_backward(const Context<Cuda>& ctx, MatrixView<const b
                                     SituBetas betas, const ExpertDispatch& d, MatrixView<bf16> gate,
                                     MatrixView<bf16> up, MatrixView<float> p, MatrixView<bf16> dz,
                                     MatrixView<float> dw1, MatrixView<float> dw3, MatrixView<float> dw2) {
-    const Index all = d.source.size, inner = gate.cols, latent = z.cols, shares = ceil_div(inner, Index{144});
+    const Index all = d.source.size, inner = gate.cols, latent = z.cols, shares = ceil_div(inner, Index{96});
     // Rows of 16 bytes first, so that all of them are aligned.
-    bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares));
+    bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares) +
+                                                                2 * ExpertWeights::sums_of(multiprocessors()));
     const MatrixView<bf16> dz_rows(scratch, all, latent), hidden(dz_rows.row(all), all, inner);
-    float* dots = reinterpret_cast<float*>(hidden.row(all));
+    float *dots = reinterpret_cast<float*>(hidden.row(all)), *left = dots + all * shares;
     const TokenOf token_of(d.position.cols);
     const int width = static_cast<int>(latent), hidden_width = static_cast<int>(inner);
-    run_expert_tiles(ctx, HiddenGradientTiles{{d, {du.data, du.data}, {w2.data, w2.data}, du.stride, w2.stride, width,
-                                               1, hidden_width, token_of, true},
-                                              gate, up, hidden, p, dots, QuickSitu(betas)});
-    run_expert_tiles(ctx, PlainTiles<true>{{d, {gate.data, up.data}, {w1.data, w3.data}, gate.stride, w1.stride,
-                                            hidden_width, 2, width, token_of, false},
+    run_expert_tiles(ctx, HiddenGradientTiles{{d, {du.data, du.data}, {w2.data, w2.data}, row_stride(du),
+                                               row_stride(w2), width, 1, hidden_width, token_of, true},
+                                              gate, up, hidden, p, dots, SituNumbers<bf16>(betas)});
+    run_expert_tiles(ctx, PlainTiles<true>{{d, {gate.data, up.data}, {w1.data, w3.data}, row_stride(gate),
+                                            row_stride(w1), hidden_width, 2, width, token_of, false},
                                            dz_rows});
     run_expert_weights(ctx, ExpertWeights{d, {z.data, z.data, du.data}, {gate.data, up.data, hidden.data},
-                                          {z.stride, z.stride, du.stride}, {gate.stride, up.stride, inner},
+                                          {row_stride(z), row_stride(z), row_stride(du)},
+                                          {row_stride(gate), row_stride(up), hidden_width},
                                           {dw1.data, dw3.data, dw2.data}, {dw1.stride, dw3.stride, dw2.stride}, width,
-                                          hidden_width, token_of});
+                                          hidden_width, token_of, left});
     combine_bf16(
         ctx, d, dz_rows, dz, [] __device__(Index, int) { return 1.0f; },
         [=] __device__(Index n, int j, Index row) {

@@ -72,6 +72,20 @@ __device__ inline void multiply_add(float (&c)[48], std::uint64_t a, std::uint64
           "n"(static_cast<int>(b_turned)));
 }
 template <bool a_turned, bool b_turned>
+__device__ inline void multiply_add(float (&c)[64], std::uint64_t a, std::uint64_t b, bool keep) {
+    asm volatile(
+        "{.reg .pred keep; setp.ne.b32 keep, %66, 0; "
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, keep, 1, 1, %67, %68;}"
+        : KIMIK3_SUMS(0), KIMIK3_SUMS(8), KIMIK3_SUMS(16), KIMIK3_SUMS(24), KIMIK3_SUMS(32), KIMIK3_SUMS(40), KIMIK3_SUMS(48), KIMIK3_SUMS(56)
+        : "l"(a), "l"(b), "r"(static_cast<int>(keep)), "n"(static_cast<int>(a_turned)),
+          "n"(static_cast<int>(b_turned)));
+}
+template <bool a_turned, bool b_turned>
 __device__ inline void multiply_add(float (&c)[72], std::uint64_t a, std::uint64_t b, bool keep) {
     asm volatile(
         "{.reg .pred keep; setp.ne.b32 keep, %74, 0; "

@@ -1,164 +1,216 @@
 #pragma once
 // Weight gradients of the experts on Hopper's tensor cores: dw_e = dw_e + a_e^T b_e, summed over the expert's rows in
-// their order. A block of five warpgroups makes 320 x 96 elements; the rows come in steps of 64 through a ring of
-// stages in shared memory, which runs on from tile to tile.
+// their order. A tile has 320 x 96 elements of an expert's product, 64 x 96 for each of five warpgroups; four more
+// warps copy its rows, in steps of 32, through a ring of stages in shared memory. A block makes tiles at the same place
+// of the experts' products, and all blocks make equally many steps, so a tile's may be shared out among several: the
+// block that makes its first steps adds them to dw, the others leave their sums, which a second kernel adds in their
+// order.
 
 #include "kimik3/ops/cuda/expert_tiles.cuh"
 
 namespace kimik3::gpu {
 
-/// a [rows, width] gathered from the tokens' rows, b [rows, inner]. Three products: z with dgate for dw1 [E F, L] and
+/// a [rows, latent] gathered from the tokens' rows, b [rows, inner]. Three products: z with dgate for dw1 [E F, L] and
 /// with dup for dw3, which are written turned, and du with the hidden values for dw2 [E L, F].
 struct ExpertWeights {
-    static constexpr int threads = 640, rows = 320, cols = 96, stages = 4, ahead = 2;
-    static_assert(threads >= 53 * (cols / 8) && threads == 16 * (rows / 8));
-    static constexpr int a_bytes = rows * 128, b_bytes = 2 * 8192, stage_bytes = a_bytes + b_bytes;
+    static constexpr int groups = 5, readers = 128 * groups, copiers = 128, threads = readers + copiers,
+                         rows = 64 * groups, cols = 96, sums = cols / 2, step_rows = 32, stages = 7;
+    static constexpr int panel_bytes = step_rows * 128, a_bytes = groups * panel_bytes,
+                         stage_bytes = a_bytes + (cols + 63) / 64 * panel_bytes, barriers = stages * stage_bytes,
+                         starts = barriers + stages * 16;
 
     ExpertDispatch d;
     const bf16 *a[3], *b[3];
-    Index a_stride[3], b_stride[3];
+    int a_stride[3], b_stride[3];
     float* dw[3];
     Index dw_stride[3];
     int latent, inner;
     TokenOf token_of;
+    float* left;  // [blocks, sums, readers]: of steps with which a block begins that are not a tile's first
 
-    __host__ __device__ int row_tiles() const { return (latent + rows - 1) / rows; }
     __host__ __device__ int col_tiles() const { return (inner + cols - 1) / cols; }
+    __host__ __device__ int tiles() const { return 3 * ((latent + rows - 1) / rows) * col_tiles(); }  // of an expert
+    static Index sums_of(Index blocks) { return blocks * sums * readers; }
+    static int bytes(Index experts) { return starts + (static_cast<int>(experts) + 1) * 4; }
+
+    /// Adds a thread's sum, of which nobody else adds to the same element meanwhile.
+    __device__ void add(int expert, int tile, int thread, int i, float sum) const {
+        const int product = tile / (tiles() / 3), rest = tile % (tiles() / 3);
+        const int l = rest / col_tiles() * rows + thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8,
+                  f = rest % col_tiles() * cols + i / 4 * 8 + thread % 4 * 2 + i % 2;
+        if (l >= latent || f >= inner) return;
+        const Index stride = dw_stride[product];
+        atomicAdd(dw[product] + (product < 2 ? (Index{expert} * inner + f) * stride + l
+                                             : (Index{expert} * latent + l) * stride + f),
+                  sum);
+    }
 };
 
-struct WeightTile {
-    int expert, product, row, col;
-    int first, count;  // rows of the dispatch
+/// Steps [from, to) of so many that a tile of an expert has, which a block makes one after another.
+struct WeightSteps {
+    int expert, from, to, all;
 };
+
+/// The steps of all experts for a tile in a row, and which of them are a block's. Made by a whole block.
+struct WeightWalk {
+    const int* starts;  // an expert's first step
+    int experts;
+
+    __device__ WeightWalk(const ExpertDispatch& d, int* memory)
+        : starts(memory), experts(static_cast<int>(d.offset.size) - 1) {
+        if (threadIdx.x < 32) count_tiles(d, ExpertWeights::step_rows, memory);
+        __syncthreads();
+    }
+    /// body(steps) for what lies in [first, last).
+    template <class Body>
+    __device__ void for_steps(Index first, Index last, Body body) const {
+        for (int step = static_cast<int>(first); step < last;) {
+            const WeightSteps steps = at(step, static_cast<int>(last));
+            step += steps.to - steps.from;
+            body(steps);
+        }
+    }
+    /// From a step on to the end of the tile, or to last.
+    __device__ WeightSteps at(int step, int last) const {
+        const int e = expert_of(starts, experts, step);
+        return {e, step - starts[e], min(starts[e + 1], last) - starts[e], starts[e + 1] - starts[e]};
+    }
+};
+
+/// Copies the rows of some steps. Of each step a warp copies eight rows, a lane pieces of two.
+template <class W>
+__device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std::uint32_t stages,
+                           warpgroup::Ring& ring) {
+    const int row = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
+    const int product = tile / (job.tiles() / 3), rest = tile % (job.tiles() / 3);
+    const int l = rest / job.col_tiles() * W::rows + 8 * piece, f = rest % job.col_tiles() * W::cols + 8 * piece;
+    const Index start = job.d.offset[steps.expert] + steps.from * W::step_rows;
+    const unsigned a_pieces = job.a_stride[product] / 8, b_pieces = job.b_stride[product] / 8;  // of a row
+    int left = static_cast<int>(job.d.offset[steps.expert + 1] - start) - row;
+    const Index* source = job.d.source.data + start + row;
+    const uint4 *a = reinterpret_cast<const uint4*>(job.a[product]),
+                *b = reinterpret_cast<const uint4*>(job.b[product]) + (start + row) * b_pieces;
+    // Columns that there are not are others in their place.
+    unsigned a_at[W::groups], b_at[(W::cols + 63) / 64];
+#pragma unroll
+    for (int c = 0; c < W::groups; ++c) a_at[c] = l + 64 * c < job.latent ? (l + 64 * c) / 8 : 0;
+#pragma unroll
+    for (int c = 0; c < (W::cols + 63) / 64; ++c) b_at[c] = f + 64 * c < job.inner ? (f + 64 * c) / 8 : 0;
+    const std::uint32_t to[2] = {stages + operand_bytes(row, piece), stages + operand_bytes(row + 4, piece)};
+    struct Pairs {
+        int of[2];
+    };
+    const auto look_up = [&](int later) {  // so many rows
+        Pairs pairs;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) pairs.of[i] = later + 4 * i < left ? static_cast<int>(source[later + 4 * i]) : -1;
+        return pairs;
+    };
+    Pairs pairs = look_up(0), next = look_up(W::step_rows);
+    for (int step = steps.from; step < steps.to; ++step, ring.next()) {
+        const Pairs after = look_up(2 * W::step_rows);
+        ring.wait_empty();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const std::uint32_t own = to[i] + ring.stage * W::stage_bytes;
+            const unsigned a_row = job.token_of(max(pairs.of[i], 0)) * a_pieces, b_row = 4 * i * b_pieces;
+            const bool a_exists = pairs.of[i] >= 0, b_exists = 4 * i < left;
+#pragma unroll
+            for (int c = 0; c < W::groups; ++c)
+                warpgroup::copy_16(own + c * W::panel_bytes, a + (a_row + a_at[c]), a_exists);
+#pragma unroll
+            for (int c = 0; c < (W::cols + 63) / 64; ++c)
+                if (64 * c + 8 * piece < W::cols)
+                    warpgroup::copy_16(own + W::a_bytes + c * W::panel_bytes, b + (b_row + b_at[c]), b_exists);
+        }
+        warpgroup::arrive_after_copies(ring.full());
+        left -= W::step_rows, source += W::step_rows, b += W::step_rows * b_pieces;
+        pairs = next, next = after;
+    }
+}
 
 template <class W>
 __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(const W job) {
-    extern __shared__ __align__(1024) unsigned char stages[];
-    const int row_tiles = job.row_tiles(), col_tiles = job.col_tiles(), of_expert = 3 * row_tiles * col_tiles,
-              total = (static_cast<int>(job.d.offset.size) - 1) * of_expert;
-    const auto place = [&](int tile) {
-        const int e = tile / of_expert, rest = tile % of_expert;
-        const int first = static_cast<int>(job.d.offset[e]);
-        return WeightTile{e,
-                          rest / (row_tiles * col_tiles),
-                          rest / col_tiles % row_tiles * W::rows,
-                          rest % col_tiles * W::cols,
-                          first,
-                          static_cast<int>(job.d.offset[e + 1]) - first};
-    };
-
-    // What is loaded next. A thread copies pieces of the same columns: of the rows a_row + 16 i of a, whose pairs it
-    // has looked up a step ahead, and of the rows b_row + 53 i of b.
-    const int a_piece = threadIdx.x % 40, a_row = threadIdx.x / 40, b_piece = threadIdx.x % 12,
-              b_row = threadIdx.x / 12;
-    const int a_to = a_piece / 8 * 8192 + operand_bytes(a_row, a_piece % 8),
-              b_to = W::a_bytes + b_piece / 8 * 8192 + operand_bytes(b_row, b_piece % 8);
-    int next_tile = blockIdx.x, left = 0, pairs[4], a_stride = 0, b_stride = 0;
-    bool a_exists = false, b_exists = false;
-    const Index* source = nullptr;          // of the step's first row
-    const bf16 *a = nullptr, *b = nullptr;  // the thread's columns, b in its row of the step
-    const auto look_up = [&] {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) pairs[i] = static_cast<int>(source[min(a_row + 16 * i, left - 1)]);
-    };
-    const auto enter = [&] {
-        for (; next_tile < total; next_tile += gridDim.x) {
-            const WeightTile next = place(next_tile);
-            if (next.count == 0) continue;
-            left = next.count;
-            source = job.d.source.data + next.first;
-            a_stride = static_cast<int>(job.a_stride[next.product]);
-            b_stride = static_cast<int>(job.b_stride[next.product]);
-            a = job.a[next.product] + next.row + 8 * a_piece;
-            b = job.b[next.product] + Index{next.first + b_row} * b_stride + next.col + 8 * b_piece;
-            a_exists = next.row + 8 * a_piece < job.latent;
-            b_exists = next.col + 8 * b_piece < job.inner;
-            break;
-        }
-    };
-    const auto load = [&](int stage) {
-        if (next_tile < total) {
-            unsigned char* to = stages + stage * W::stage_bytes;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                copy_16_bytes(to + a_to + 2048 * i, a + Index{job.token_of(pairs[i])} * a_stride,
-                              a_exists && pairs[i] >= 0 && a_row + 16 * i < left);
-            if (b_row < 53) copy_16_bytes(to + b_to, b, b_exists && b_row < left);
-            if (b_row < 11) {
-                const int below = W::a_bytes + b_piece / 8 * 8192 + operand_bytes(b_row + 53, b_piece % 8);
-                copy_16_bytes(to + below, b + Index{53} * b_stride, b_exists && b_row + 53 < left);
+#if KIMIK3_WARPGROUPS
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const std::uint32_t stages = shared_address(memory);
+    warpgroup::Ring ring(stages + W::barriers, W::stages);
+    if (threadIdx.x == 0) ring.start(W::copiers, W::readers / 32);
+    const WeightWalk walk(job.d, reinterpret_cast<int*>(memory + W::starts));
+    const Share share(job.tiles(), walk.starts[walk.experts], gridDim.x);
+    const int rank = blockIdx.x / share.teams;
+    const Index first = share.first(rank), last = share.first(rank + 1);
+    if (threadIdx.x >= W::readers) {
+        for (int tile = share.team; tile < job.tiles(); tile += share.teams)
+            walk.for_steps(first, last, [&](const WeightSteps& steps) { copy_steps(job, tile, steps, stages, ring); });
+        warpgroup::finish_copies();
+        return;
+    }
+    const int group = threadIdx.x / 128;
+    float sums[W::sums];
+    for (int tile = share.team; tile < job.tiles(); tile += share.teams)
+        walk.for_steps(first, last, [&](const WeightSteps& steps) {
+            warpgroup::Ring before = ring;
+            for (int step = steps.from; step < steps.to; ++step, ring.next()) {
+                ring.wait_full();
+                const std::uint32_t stage = stages + ring.stage * W::stage_bytes;
+                const std::uint64_t a = operand(stage + W::panel_bytes * group, W::panel_bytes),
+                                    b = operand(stage + W::a_bytes, W::panel_bytes);
+                begin_products();
+                multiply_add<true, true>(sums, a, b, step > steps.from);
+                multiply_add<true, true>(sums, further(a, 2048), further(b, 2048), true);
+                commit_products();
+                wait_for_products<1>();
+                if (step > steps.from) before.release();
+                before = ring;
             }
-            left -= 64;
-            source += 64;
-            b += Index{64} * b_stride;
-            if (left <= 0) next_tile += gridDim.x, enter();
-            if (next_tile < total) look_up();
-        }
-        commit_copies();
-    };
-    enter();
-    if (next_tile < total) look_up();
-    for (int s = 0; s < W::ahead; ++s) load(s);
-
-    const int group = threadIdx.x / 128, lane = threadIdx.x % 32, own_row = 64 * group + threadIdx.x / 32 % 4 * 16;
-    const std::uint32_t memory = shared_address(stages);
-    float sums[W::cols / 2];
-    int step = 0;
-    for (int tile = blockIdx.x; tile < total; tile += gridDim.x) {
-        const WeightTile at = place(tile);
-        if (at.count == 0) continue;
-        for (int row = 0; row < at.count; row += 64, ++step) {
-            wait_for_copies<W::ahead - 1>();
-            show_to_products();
-            __syncthreads();
-            const std::uint32_t stage = memory + step % W::stages * W::stage_bytes;
-            const std::uint64_t a = operand(stage + 8192 * group, 8192), b = operand(stage + W::a_bytes, 8192);
-            begin_products();
+            wait_for_products<0>();
+            before.release();
+            if (steps.from == 0) {
 #pragma unroll
-            for (int k = 0; k < 4; ++k)
-                multiply_add<true, true>(sums, further(a, 2048 * k), further(b, 2048 * k), row + k > 0);
-            commit_products();
-            load((step + W::ahead) % W::stages);
-            wait_for_products<1>();
-        }
-        wait_for_products<0>();
-        // dw1 and dw3 are written turned: [F, L] from sums [L, F].
-        const bool turned = at.product < 2;
-        const Index stride = job.dw_stride[at.product], along_f = turned ? stride : 1;
-        float* dw = job.dw[at.product] +
-                    (turned ? (Index{at.expert} * job.inner + at.col) * stride + at.row
-                            : (Index{at.expert} * job.latent + at.row) * stride + at.col);
+                for (int i = 0; i < W::sums; ++i) job.add(steps.expert, tile, threadIdx.x, i, sums[i]);
+            } else {
+                float* left = job.left + Index{blockIdx.x} * W::sums * W::readers + threadIdx.x;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int l = own_row + lane / 4 + 8 * half, f0 = lane % 4 * 2;
-            if (at.row + l >= job.latent) continue;
-            float* to = dw + (turned ? l : l * stride) + f0 * along_f;
-            constexpr int batch = 6;  // of groups of eight columns, read before they are written
-#pragma unroll
-            for (int j0 = 0; j0 < W::cols / 8; j0 += batch) {
-                float old[batch][2];
-#pragma unroll
-                for (int j = 0; j < batch; ++j) {
-                    const bool inside = at.col + 8 * (j0 + j) + f0 < job.inner;
-                    const float* from = to + (inside ? 8 * (j0 + j) * along_f : 0);
-                    old[j][0] = from[0], old[j][1] = from[inside ? along_f : 0];
-                }
-#pragma unroll
-                for (int j = 0; j < batch; ++j) {
-                    if (at.col + 8 * (j0 + j) + f0 >= job.inner) continue;
-                    to[8 * (j0 + j) * along_f] = old[j][0] + sums[4 * (j0 + j) + 2 * half];
-                    to[(8 * (j0 + j) + 1) * along_f] = old[j][1] + sums[4 * (j0 + j) + 2 * half + 1];
-                }
+                for (int i = 0; i < W::sums; ++i) left[i * W::readers] = sums[i];
             }
-        }
+        });
+#endif
+}
+
+/// Adds what blocks left of a tile, in the order of its steps; so many blocks for each that may have left something.
+template <class W>
+__global__ void __launch_bounds__(W::readers) add_weight_steps_kernel(const W job, int slices) {
+    extern __shared__ int starts[];
+    const int blocks = gridDim.x / slices, slice = blockIdx.x / blocks;
+    const WeightWalk walk(job.d, starts);
+    Share share(job.tiles(), walk.starts[walk.experts], blocks);
+    const int block = blockIdx.x % blocks, team = block % share.teams, rank = block / share.teams;
+    const Index first = share.first(rank), last = share.first(rank + 1);
+    if (first == last) return;
+    const WeightSteps steps = walk.at(static_cast<int>(first), static_cast<int>(last));
+    // The first block that left something of a tile comes behind the one with the tile's first steps.
+    const Index tile_first = first - steps.from, tile_last = tile_first + steps.all;
+    if (steps.from == 0 || share.first(rank - 1) > tile_first) return;
+    int end = rank + 1;
+    while (end < share.each && share.first(end) < tile_last) ++end;
+    for (int i = slice; i < W::sums; i += slices) {
+        float sum = 0.0f;
+        for (int r = rank; r < end; ++r)
+            sum += job.left[(Index{r * share.teams + team} * W::sums + i) * W::readers + threadIdx.x];
+        job.add(steps.expert, team, threadIdx.x, i, sum);
     }
 }
 
 inline void run_expert_weights(const Context<Cuda>& ctx, const ExpertWeights& job) {
-    constexpr int bytes = ExpertWeights::stages * ExpertWeights::stage_bytes;
-    KIMIK3_CUDA(cudaFuncSetAttribute(expert_weights_tensor_kernel<ExpertWeights>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    expert_weights_tensor_kernel<<<multiprocessors(), ExpertWeights::threads, bytes, ctx.stream()>>>(job);
+    using W = ExpertWeights;
+    const int bytes = W::bytes(job.d.experts());
+    KIMIK3_CUDA(
+        cudaFuncSetAttribute(expert_weights_tensor_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    expert_weights_tensor_kernel<<<multiprocessors(), W::threads, to_size(bytes), ctx.stream()>>>(job);
+    constexpr int slices = 8;
+    const unsigned blocks = static_cast<unsigned>(multiprocessors()) * slices;
+    add_weight_steps_kernel<<<blocks, W::readers, to_size(bytes - W::starts), ctx.stream()>>>(job, slices);
     check_launch();
 }
 

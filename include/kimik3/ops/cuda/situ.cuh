@@ -8,7 +8,14 @@
 namespace kimik3 {
 namespace gpu {
 
-/// The betas of a kernel for numbers stored as T, and whether it computes their limit.
+/// SiTU-GLU of a gate and an up value, and its derivatives.
+template <class A>
+struct SituSlopes {
+    A value, gate, up;
+};
+
+/// The betas of a kernel for numbers stored as T, and whether it computes their limit. Where both are quick they are
+/// computed and one is chosen, since a branch would make each number wait for the one before.
 template <class T>
 struct SituNumbers {
     using A = accumulator_t<T>;
@@ -22,17 +29,24 @@ struct SituNumbers {
           inverse_linear_beta(static_cast<A>(1.0 / b.linear)),
           limit(b.is_swiglu()) {}
     __device__ A value(A gate, A up) const {
-        const A s = sigmoid_of<T>(gate);
-        if (limit) return gate * s * up;
-        return beta * gate_tanh(gate) * s * linear_beta * up_tanh(up);
+        const A s = sigmoid_of<T>(gate), swiglu = gate * s * up;
+        if (limit && !quick) return swiglu;
+        const A situ = beta * gate_tanh(gate) * s * linear_beta * up_tanh(up);
+        return limit ? swiglu : situ;
+    }
+    __device__ SituSlopes<A> slopes(A gate, A up) const {
+        const A s = sigmoid_of<T>(gate), silu = gate * s;
+        const SituSlopes<A> swiglu{silu * up, up * (s * (A(1) + gate * (A(1) - s))), silu};
+        if (limit && !quick) return swiglu;
+        const A t = gate_tanh(gate), h = up_tanh(up), left = beta * t * s, right = linear_beta * h;
+        // (SITU-2)
+        const SituSlopes<A> situ{left * right, right * s * ((A(1) - t * t) + beta * t * (A(1) - s)),
+                                 left * (A(1) - h * h)};
+        return {limit ? swiglu.value : situ.value, limit ? swiglu.gate : situ.gate, limit ? swiglu.up : situ.up};
     }
     __device__ SituGradient<A> gradient(A gate, A up, A dy) const {
-        const A s = sigmoid_of<T>(gate);
-        if (limit) return {dy * up * (s * (A(1) + gate * (A(1) - s))), dy * (gate * s)};
-        const A t = gate_tanh(gate), h = up_tanh(up);
-        // (SITU-2)
-        return {dy * linear_beta * h * s * ((A(1) - t * t) + beta * t * (A(1) - s)),
-                dy * beta * t * s * (A(1) - h * h)};
+        const SituSlopes<A> slope = slopes(gate, up);
+        return {dy * slope.gate, dy * slope.up};
     }
 
 private:

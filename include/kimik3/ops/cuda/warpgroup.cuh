@@ -50,6 +50,33 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
         : "memory");
 }
 
+/// A ring of stages in shared memory, each with two barriers: full when all copying threads have arrived, empty when all
+/// reading warps have.
+struct Ring {
+    std::uint32_t barriers;  // full and empty of every stage
+    int stages, stage = 0;
+    std::uint32_t parity = 0;
+
+    __device__ Ring(std::uint32_t at, int count) : barriers(at), stages(count) {}
+    __device__ __forceinline__ std::uint32_t full() const { return barriers + stage * 16; }
+    __device__ __forceinline__ std::uint32_t empty() const { return barriers + stage * 16 + 8; }
+    __device__ __forceinline__ void next() {
+        if (++stage == stages) stage = 0, parity ^= 1;
+    }
+    __device__ void start(int threads, int warps) const {
+        for (int i = 0; i < stages; ++i)
+            start_barrier(barriers + i * 16, threads), start_barrier(barriers + i * 16 + 8, warps);
+    }
+    __device__ __forceinline__ void wait_empty() const { wait(empty(), parity ^ 1); }
+    __device__ __forceinline__ void wait_full() const {
+        wait(full(), parity);
+        show_to_products();
+    }
+    __device__ __forceinline__ void release() const {
+        if (threadIdx.x % 32 == 0) arrive(empty());
+    }
+};
+
 /// 16 or 4 bytes from device to shared memory, or zeros where there is nothing to read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
