@@ -60,7 +60,7 @@ __device__ inline void compute_dq(const BackwardOperands& in, const BackwardMemo
             if (pending) done.release(), done.next();
             pending = true;
 #pragma unroll
-            for (int e = 0; e < 32; ++e) s[e] = exp2_fast(fmaf(s[e], scale2, -lse2[e / 2 % 2]));
+            for (int e = 0; e < 32; ++e) s[e] = quick_exp2(fmaf(s[e], scale2, -lse2[e / 2 % 2]));
             if (before == 0)
 #pragma unroll
                 for (int e = 0; e < 32; ++e)
@@ -136,7 +136,7 @@ __device__ inline void compute_dkv(const BackwardOperands& in, const BackwardMem
                 const float2 lse = load_floats(memory.rows(stage) + (e * 2 + column) * 4);
 #pragma unroll
                 for (int n = 0; n < 4; ++n)
-                    s[e + n] = exp2_fast(fmaf(s[e + n], scale2, -log2_e * (n % 2 == 0 ? lse.x : lse.y)));
+                    s[e + n] = quick_exp2(fmaf(s[e + n], scale2, -log2_e * (n % 2 == 0 ? lse.x : lse.y)));
             }
             if (first) {
 #pragma unroll

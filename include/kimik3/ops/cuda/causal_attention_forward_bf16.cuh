@@ -38,7 +38,7 @@ __device__ inline void hide_infinite_values(std::uint32_t values, int* infinite)
 #pragma unroll 4
     for (int i = 0; i < value_panels * block_rows / 16; ++i) {
         const int panel = i % value_panels, row = thread / 8 + i / value_panels * 16;
-        const std::uint32_t at = piece(values + panel * ForwardMemory::panel, row, thread % 8);
+        const std::uint32_t at = values + panel * ForwardMemory::panel + operand_bytes(row, thread % 8);
         const uint4 eight = load_piece(at);
         const std::uint32_t pairs[4] = {eight.x, eight.y, eight.z, eight.w};
         std::uint32_t full = 0;  // exponents of ones carry into the sign's place
@@ -115,7 +115,7 @@ struct RunningRows {
             for (int j = 0; j < 16; ++j) now = fmaxf(now, fmaxf(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            fade[r] = exp2_fast((highest[r] - now) * scale);
+            fade[r] = quick_exp2((highest[r] - now) * scale);
             highest[r] = now;
             const float base = now * scale;
             float sum = 0.0f;
@@ -124,7 +124,7 @@ struct RunningRows {
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     float& score = s[4 * j + 2 * r + i];
-                    score = exp2_fast(fmaf(score, scale, -base));
+                    score = quick_exp2(fmaf(score, scale, -base));
                     sum += score;
                 }
             total[r] = total[r] * fade[r] + sum;

@@ -7,11 +7,15 @@
 #include <queue>
 
 #include "kimik3/ops/causal_attention.hpp"
+#include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/cuda/warpgroup.cuh"
 
 namespace kimik3::gpu::attention {
 
 using namespace warpgroup;
+
+/// Matrices are cut into panels of 64 columns.
+inline constexpr int panel_columns = 64, panel_row_bytes = 128;
 
 inline constexpr int threads = 384, block_rows = 128, key_panels = 3, value_panels = 2;
 
@@ -122,7 +126,7 @@ struct Strip {
     template <int rows>
     __device__ __forceinline__ void copy(std::uint32_t panel, Index from, Index end) const {
         const int thread = static_cast<int>(threadIdx.x) % 128, row = thread / 8;
-        const std::uint32_t to = piece(panel, row, thread % 8);
+        const std::uint32_t to = panel + operand_bytes(row, thread % 8);
         const bf16* source = at + (from + row) * stride;
         const int left = exists ? static_cast<int>(end - from < rows ? end - from : rows) - row : 0;
 #pragma unroll
@@ -158,12 +162,6 @@ __device__ inline std::uint32_t aligned_memory() {
     return (shared_address(attention_memory) + 1023u) & ~1023u;
 }
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /// Waits for the other threads of a warpgroup.
 __device__ __forceinline__ void meet_warpgroup() {
     asm volatile("bar.sync %0, 128;" ::"r"(static_cast<int>(threadIdx.x / 128) + 1) : "memory");
@@ -175,20 +173,21 @@ __device__ __forceinline__ void meet_warpgroup() {
 template <int panels, int count>
 __device__ __forceinline__ void multiply_panels(float (&c)[count], std::uint32_t a, int a_panel, std::uint32_t b,
                                                 int b_panel) {
-    const std::uint64_t left = along_columns(a), right = along_columns(b);
+    const std::uint64_t left = operand(a), right = operand(b);
     multiply(c, left, right);
 #pragma unroll
     for (int k = 1; k < 4 * panels; ++k)
-        add_multiple(c, later(left, k / 4 * a_panel + k % 4 * 32), later(right, k / 4 * b_panel + k % 4 * 32));
+        multiply_add(c, further(left, k / 4 * a_panel + k % 4 * 32), further(right, k / 4 * b_panel + k % 4 * 32),
+                     true);
 }
 
 /// c [64, columns] += a b, a [64, 16 steps] in registers, b of the panels from the given address on.
 template <int steps, int count>
 __device__ __forceinline__ void add_product(float (&c)[count], const std::uint32_t (&a)[steps][4], std::uint32_t b,
                                             int b_panel) {
-    const std::uint64_t right = along_rows(b, b_panel);
+    const std::uint64_t right = operand(b, b_panel);
 #pragma unroll
-    for (int k = 0; k < steps; ++k) add_registers(c, a[k], later(right, k * 16 * panel_row_bytes));
+    for (int k = 0; k < steps; ++k) multiply_add<true>(c, a[k], further(right, k * 16 * panel_row_bytes));
 }
 
 /// 16 columns of numbers laid out as c, rounded, as a of the next product.
@@ -259,7 +258,7 @@ __device__ __forceinline__ void write_rows(std::uint32_t from, int panel_bytes, 
         const int e = i * 32 + lane, row = e / (8 * panels), eight = e % (8 * panels);
         if (row < end && eight * 8 < cols)
             *reinterpret_cast<uint4*>(to + row * stride + eight * 8) =
-                load_piece(piece(from + eight / 8 * panel_bytes, warp_row + row, eight % 8));
+                load_piece(from + eight / 8 * panel_bytes + operand_bytes(warp_row + row, eight % 8));
     }
 }
 

@@ -5,7 +5,6 @@
 // warpgroup, which has a warp of its own that copies them. So a warpgroup finishes its rows while another multiplies
 // and the next rows arrive. A job says what a and b are and what becomes of a finished tile.
 
-#include "kimik3/ops/cuda/expert_warpgroup.cuh"
 #include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/warpgroup.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"

@@ -5,7 +5,7 @@
 // blocks through ldmatrix, warp by warp. Left operands and sums are in registers, 16 rows a warp.
 
 #include "kimik3/ops/cuda/kda_tiles.cuh"
-#include "kimik3/ops/cuda/warpgroup_products.cuh"
+#include "kimik3/ops/cuda/warpgroup.cuh"
 
 namespace kimik3::gpu::kda {
 
@@ -21,13 +21,6 @@ __device__ void copy_blocks(bf16* to, const bf16* from, Index stride, int count)
 }
 
 #if KIMIK3_WARPGROUPS
-
-/// Of a block at the multiple of 1024 bytes below m; leading: bytes between blocks for operands read turned.
-__device__ inline std::uint64_t descriptor(const bf16* m, int leading) {
-    const std::uint64_t address = (shared_address(m) & 0x3ffffu) >> 4;
-    return address | static_cast<std::uint64_t>(leading >> 4) << 16 | std::uint64_t{1024 >> 4} << 32 |
-           std::uint64_t{1} << 62;
-}
 
 /// Copies of whole blocks by the copy engine; one thread starts them, all wait for the bytes that it announced.
 using Arrival = std::uint64_t;
@@ -64,67 +57,18 @@ __device__ inline void wait_for_arrival(Arrival* at, int phase) {
 /// The warpgroup's product with 16 tiles columns.
 template <int tiles, bool turned>
 __device__ inline void group_multiply(float (&c)[tiles][2][4], const Fragment& a, std::uint64_t b) {
-    if constexpr (tiles == 2)
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-            "}, {%16,%17,%18,%19}, %20, 1, 1, 1, %21;"
-            : "+f"(c[0][0][0]), "+f"(c[0][0][1]), "+f"(c[0][0][2]), "+f"(c[0][0][3]),
-              "+f"(c[0][1][0]), "+f"(c[0][1][1]), "+f"(c[0][1][2]), "+f"(c[0][1][3]),
-              "+f"(c[1][0][0]), "+f"(c[1][0][1]), "+f"(c[1][0][2]), "+f"(c[1][0][3]),
-              "+f"(c[1][1][0]), "+f"(c[1][1][1]), "+f"(c[1][1][2]), "+f"(c[1][1][3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(turned ? 1 : 0));
-    else if constexpr (tiles == 4)
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-            "}, {%32,%33,%34,%35}, %36, 1, 1, 1, %37;"
-            : "+f"(c[0][0][0]), "+f"(c[0][0][1]), "+f"(c[0][0][2]), "+f"(c[0][0][3]),
-              "+f"(c[0][1][0]), "+f"(c[0][1][1]), "+f"(c[0][1][2]), "+f"(c[0][1][3]),
-              "+f"(c[1][0][0]), "+f"(c[1][0][1]), "+f"(c[1][0][2]), "+f"(c[1][0][3]),
-              "+f"(c[1][1][0]), "+f"(c[1][1][1]), "+f"(c[1][1][2]), "+f"(c[1][1][3]),
-              "+f"(c[2][0][0]), "+f"(c[2][0][1]), "+f"(c[2][0][2]), "+f"(c[2][0][3]),
-              "+f"(c[2][1][0]), "+f"(c[2][1][1]), "+f"(c[2][1][2]), "+f"(c[2][1][3]),
-              "+f"(c[3][0][0]), "+f"(c[3][0][1]), "+f"(c[3][0][2]), "+f"(c[3][0][3]),
-              "+f"(c[3][1][0]), "+f"(c[3][1][1]), "+f"(c[3][1][2]), "+f"(c[3][1][3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(turned ? 1 : 0));
-    else if constexpr (tiles == 8)
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-            "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-            "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-            "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-            "}, {%64,%65,%66,%67}, %68, 1, 1, 1, %69;"
-            : "+f"(c[0][0][0]), "+f"(c[0][0][1]), "+f"(c[0][0][2]), "+f"(c[0][0][3]),
-              "+f"(c[0][1][0]), "+f"(c[0][1][1]), "+f"(c[0][1][2]), "+f"(c[0][1][3]),
-              "+f"(c[1][0][0]), "+f"(c[1][0][1]), "+f"(c[1][0][2]), "+f"(c[1][0][3]),
-              "+f"(c[1][1][0]), "+f"(c[1][1][1]), "+f"(c[1][1][2]), "+f"(c[1][1][3]),
-              "+f"(c[2][0][0]), "+f"(c[2][0][1]), "+f"(c[2][0][2]), "+f"(c[2][0][3]),
-              "+f"(c[2][1][0]), "+f"(c[2][1][1]), "+f"(c[2][1][2]), "+f"(c[2][1][3]),
-              "+f"(c[3][0][0]), "+f"(c[3][0][1]), "+f"(c[3][0][2]), "+f"(c[3][0][3]),
-              "+f"(c[3][1][0]), "+f"(c[3][1][1]), "+f"(c[3][1][2]), "+f"(c[3][1][3]),
-              "+f"(c[4][0][0]), "+f"(c[4][0][1]), "+f"(c[4][0][2]), "+f"(c[4][0][3]),
-              "+f"(c[4][1][0]), "+f"(c[4][1][1]), "+f"(c[4][1][2]), "+f"(c[4][1][3]),
-              "+f"(c[5][0][0]), "+f"(c[5][0][1]), "+f"(c[5][0][2]), "+f"(c[5][0][3]),
-              "+f"(c[5][1][0]), "+f"(c[5][1][1]), "+f"(c[5][1][2]), "+f"(c[5][1][3]),
-              "+f"(c[6][0][0]), "+f"(c[6][0][1]), "+f"(c[6][0][2]), "+f"(c[6][0][3]),
-              "+f"(c[6][1][0]), "+f"(c[6][1][1]), "+f"(c[6][1][2]), "+f"(c[6][1][3]),
-              "+f"(c[7][0][0]), "+f"(c[7][0][1]), "+f"(c[7][0][2]), "+f"(c[7][0][3]),
-              "+f"(c[7][1][0]), "+f"(c[7][1][1]), "+f"(c[7][1][2]), "+f"(c[7][1][3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(turned ? 1 : 0));
+    multiply_add<turned>(reinterpret_cast<float (&)[8 * tiles]>(c), a, b);
 }
 
 /// sum += a b(k, n) = m(n, 16 step + k), m in blocks of C::rows.
 template <class C, int tiles>
 __device__ void multiply_rows(float (&sum)[tiles][2][4], const Fragment& a, const bf16* m, int step) {
-    group_multiply<tiles, false>(sum, a, descriptor(m + step / 4 * C::rows * 64 + step % 4 * 16, 16));
+    group_multiply<tiles, false>(sum, a, operand(shared_address(m + step / 4 * C::rows * 64 + step % 4 * 16)));
 }
 /// sum += a b(k, n) = m(16 step + k, n), m in blocks of C::rows.
 template <class C, int tiles>
 __device__ void multiply_columns(float (&sum)[tiles][2][4], const Fragment& a, const bf16* m, int step) {
-    group_multiply<tiles, true>(sum, a, descriptor(m + step * 1024, C::rows * 128));
+    group_multiply<tiles, true>(sum, a, operand(shared_address(m + step * 1024), C::rows * 128));
 }
 
 #else

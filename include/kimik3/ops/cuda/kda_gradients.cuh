@@ -40,7 +40,7 @@ __device__ void finish_gradients(GradientMemory<C>& m, const GradientPart<C>& pa
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             dc[t][e] = q[e] * dq[e] + k[e] * dk[e] - k_down[e] * dk_col[e];
-            const float up = power_of_two(part.c[t][e]), down = power_of_two(-part.c[t][e]);
+            const float up = quick_exp2(part.c[t][e]), down = quick_exp2(-part.c[t][e]);
             dq[e] *= up * scale, q[e] *= down / scale;  // from here on the unit vectors
             dk[e] = dk[e] * up + dk_col[e] * down, k[e] *= down;
         }
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
         unpack_8(q, part.q[t]), unpack_8(k, part.k[t]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-            const float up = power_of_two(part.c[t][e]), unit_k = k[e] * part.k_r[t];
-            q[e] *= part.q_r[t] * scale * up, k[e] = unit_k * up, down[e] = unit_k * power_of_two(-part.c[t][e]);
+            const float up = quick_exp2(part.c[t][e]), unit_k = k[e] * part.k_r[t];
+            q[e] *= part.q_r[t] * scale * up, k[e] = unit_k * up, down[e] = unit_k * quick_exp2(-part.c[t][e]);
         }
         const int at = (part.row + t) * C::pitch + part.channel;
         as_16_bytes(m.q + at) = pack_8(q), as_16_bytes(m.k + at) = pack_8(k), as_16_bytes(m.k_down + at) = pack_8(down);
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
         const int step = i / C::width, a = i % C::width;
         const auto sum = [&](int warp) { return m.sums[warp * C::width + a]; };
         const float until = sum(step < C::tiles ? part.middle(step) : M::warps - 1);
-        m.steps[i] = power_of_two(until - (step > 0 ? sum(part.middle(step - 1)) : 0.0f));
+        m.steps[i] = quick_exp2(until - (step > 0 ? sum(part.middle(step - 1)) : 0.0f));
     }
     wait_for_copies<0>();
     __syncthreads();

@@ -141,17 +141,17 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
         read_8(end, m.sums + (C::warps - 1) * C::width + part.channel);
         constexpr float scale = C::width == 128 ? 0.08838834764831845f : 0.125f;  // K^-1/2
 #pragma unroll
-        for (int e = 0; e < 8; ++e) end[e] = power_of_two(end[e] - middle[e]), middle[e] = power_of_two(middle[e]);
+        for (int e = 0; e < 8; ++e) end[e] = quick_exp2(end[e] - middle[e]), middle[e] = quick_exp2(middle[e]);
 #pragma unroll
         for (int t = 0; t < Part<C, C::warps>::own; ++t) {
             float q[8], k[8], down[8];
             unpack_8(q, part.q[t]), unpack_8(k, part.k[t]);
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-                const float up = power_of_two(part.c[t][e]), unit_k = k[e] * part.k_r[t];
+                const float up = quick_exp2(part.c[t][e]), unit_k = k[e] * part.k_r[t];
                 q[e] *= part.q_r[t] * scale * up;
                 k[e] = unit_k * up;
-                down[e] = unit_k * power_of_two(-part.c[t][e]);
+                down[e] = unit_k * quick_exp2(-part.c[t][e]);
             }
             const int at = (part.row + t) * C::pitch + part.channel;
             as_16_bytes(m.q + at) = pack_8(q), as_16_bytes(m.k + at) = pack_8(k);
@@ -174,12 +174,12 @@ __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
         if (before > tile) continue;
         const auto apart = [&](int a) {
             using P = Part<C, C::warps>;
-            return power_of_two(m.sums[P::middle(tile) * C::width + a] - m.sums[P::middle(before) * C::width + a]);
+            return quick_exp2(m.sums[P::middle(tile) * C::width + a] - m.sums[P::middle(before) * C::width + a]);
         };
         m.apart[i] = pack_bf16(apart(channel), apart(channel + 1));
     }
     for (int a = threadIdx.x; a < C::width; a += C::threads)
-        to.end[unit * C::width + a] = power_of_two(m.sums[(C::warps - 1) * C::width + a]);
+        to.end[unit * C::width + a] = quick_exp2(m.sums[(C::warps - 1) * C::width + a]);
     wait_for_copies<0>();
     __syncthreads();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

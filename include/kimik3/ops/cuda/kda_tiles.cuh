@@ -5,6 +5,7 @@
 // chunk's start to token i, and m_I = c at the middle of tile I (its row 7): with |c_i - m_I| <= 8 * 5 log2(e), both
 // 2^(c_i - m_I) and its inverse are in range (spec 2.6). Decays between tiles are factors a channel, 2^(m_I - m_J).
 
+#include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/cuda/tensor_core.cuh"
 #include "kimik3/ops/kda_fused.hpp"
 #include "kimik3/ops/l2_norm.hpp"
@@ -41,13 +42,8 @@ __device__ int in_blocks(int row, int col) {
     return col / 64 * rows * 64 + swizzled(row, col);
 }
 
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ inline float fast_sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + power_of_two(-1.4426950408889634f * x));
+    return __fdividef(1.0f, 1.0f + quick_exp2(-1.4426950408889634f * x));
 }
 
 /// Fragments of 16 x 16 from row-major m at (row, col): a(i, k) and b(k, n), b as two tiles of 8 columns.

@@ -46,12 +46,12 @@ struct NarrowSums {
             }
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            fade[r] = power_of_2(highest[r] - now);
+            fade[r] = quick_exp2(highest[r] - now);
             highest[r] = now;
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float& one = s[e / 2][2 * r + e % 2];
-                one = power_of_2(one - now);
+                one = quick_exp2(one - now);
                 sum += one;
             }
             total[r] = total[r] * fade[r] + sum;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store_part(const Operands& in, const Work& work,
         for (int w = 1; w < Narrow::warps; ++w) now = fmaxf(now, ends[w][h][0]);
 #pragma unroll
         for (int w = 0; w < Narrow::warps; ++w) {
-            const float weight = power_of_2(ends[w][h][0] - now);
+            const float weight = quick_exp2(ends[w][h][0] - now);
             const float2 sum = *reinterpret_cast<const float2*>(left + (w * work.heads + h) * latent + c);
             one += weight * sum.x, two += weight * sum.y, all += weight * ends[w][h][1];
         }
@@ -215,12 +215,12 @@ __global__ void __launch_bounds__(threads) wide_kernel(const __grid_constant__ O
             }
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
             now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            fade[r] = power_of_2(highest[r] - now);
+            fade[r] = quick_exp2(highest[r] - now);
             highest[r] = now;
 #pragma unroll
             for (int e = 0; e < 16; ++e) {
                 float& weight = p[e / 4][e / 2 % 2 * 4 + 2 * r + e % 2];
-                weight = power_of_2(weight - now);
+                weight = quick_exp2(weight - now);
                 sum += weight;
             }
             total[r] = total[r] * fade[r] + sum;

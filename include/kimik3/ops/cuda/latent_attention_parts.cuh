@@ -2,6 +2,7 @@
 // What attention over cached latents on tensor cores is made of: how the keys of a token are split, the steps of a
 // tile, and the kernel that puts parts together (latent_attention_bf16.cuh).
 
+#include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/cuda/tensor_core.cuh"
 #include "kimik3/ops/latent_attention.hpp"
 
@@ -48,12 +49,6 @@ struct Operands {
     __device__ Index length(Index s) const { return one_each ? 1 : seq.length(s); }
     __device__ Index keys(Index n, Index s) const { return seq.pasts[s] + (one_each ? 1 : n - seq.begin(s) + 1); }
 };
-
-__device__ __forceinline__ float power_of_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /// What a block works on: up to 16 heads of token n, keys [first, end) of its own: `run` parts from the given one on.
 struct Work {
@@ -186,7 +181,7 @@ __global__ void __launch_bounds__(256) join_kernel(const __grid_constant__ Opera
         now = warp_max(now);
 #pragma unroll
         for (int i = 0; i < most_parts / 32; ++i) {
-            const float weight = power_of_2(ends[i].x - now);
+            const float weight = quick_exp2(ends[i].x - now);
             weights[i * 32 + threadIdx.x] = weight;
             total += weight * ends[i].y;
         }

@@ -4,7 +4,7 @@
 // exact and their sums are float32's. Forward makes 128 tokens a block, from the logits to the choice; backward's
 // weight gradient is summed over a block's tokens, then over the blocks in their order.
 
-#include "kimik3/ops/cuda/expert_warpgroup.cuh"
+#include "kimik3/ops/cuda/warpgroup.cuh"
 #include "kimik3/ops/formulas.hpp"
 #include "kimik3/ops/router.hpp"
 

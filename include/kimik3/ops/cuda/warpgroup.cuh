@@ -1,34 +1,163 @@
 #pragma once
-// The instructions of sm_90a that attention is made of. A warpgroup, 128 threads, multiplies
-//   c [64, n] float += a [64, 16] b [16, n],
-// b from shared memory, a from there or from registers. Warp w holds the rows 16 w.. of c, and of a as tensor_core.cuh
-// says: c[4 j], c[4 j + 1] are (row, 8 j + 2 column..), c[4 j + 2], c[4 j + 3] those of row + 8.
-// Matrices in shared memory are cut into panels of 64 columns: a row of a panel is 128 bytes, whose eight pieces of 16
-// bytes are exchanged by the row's number (piece ^ row % 8). A panel begins at a multiple of 1,024 bytes. It serves as
-// a matrix [rows, columns] whose columns are summed over, and as one whose rows are.
+// The products of Hopper's warpgroups (sm_90a), and what keeps them supplied. A warpgroup, four warps that begin at a
+// multiple of four, multiplies bf16 while it goes on to other work:
+//   c [64, n] float = or += a [64, 16] b [16, n],
+// b from shared memory, a from there or from registers (as tensor_core.cuh says, 16 rows a warp). Thread t holds of c
+// the rows 16 (t / 32) + t % 32 / 4 and the one 8 below, in both the columns 8 j + 2 (t % 4) and the next:
+// c[4 j .. 4 j + 1] and c[4 j + 2 .. 4 j + 3].
+// An operand in shared memory is described by its address and a distance. It stands in rows of 128 bytes, whose 16-byte
+// pieces are permuted: piece i of row r at i ^ (r % 8); eight rows, 1,024 bytes, begin at a multiple of 1,024.
+//   along K (as an operand [rows, K] is read): a row holds 64 values of K, the next eight rows stand 1,024 bytes on;
+//     the next 16 values of K begin 32 bytes on.
+//   turned (an operand [K, columns]): a row holds 64 columns of one K, the next 64 columns stand `apart` bytes on; the
+//     next 16 rows of K begin 2,048 bytes on.
 
-#include "kimik3/ops/cuda/warpgroup_products.cuh"
+#include "kimik3/ops/cuda/tensor_core.cuh"
 
-namespace kimik3::gpu::warpgroup {
+/// 1 where code is compiled for warpgroups; elsewhere these functions do nothing.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define KIMIK3_WARPGROUPS 1
+#else
+#define KIMIK3_WARPGROUPS 0
+#endif
 
-inline constexpr int panel_columns = 64, panel_row_bytes = 128;
+namespace kimik3::gpu {
 
-/// Matrices in shared memory as products name them, from the given address on: one whose columns are summed over, and
-/// one whose rows are, with panel_bytes from panel to panel. later: so many bytes further.
-__device__ __forceinline__ std::uint64_t along_columns(std::uint32_t address) {
-    return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 16) | (address >> 4);
+/// What ordinary stores and copies wrote to shared memory becomes visible to the products, after the next barrier.
+__device__ __forceinline__ void show_to_products() {
+#if KIMIK3_WARPGROUPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
-__device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address, int panel_bytes) {
-    return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) |
-           (std::uint64_t{static_cast<std::uint32_t>(panel_bytes) >> 4} << 16) | (address >> 4);
+/// Before the first product, and after registers which products read or add to were touched.
+__device__ __forceinline__ void begin_products() {
+#if KIMIK3_WARPGROUPS
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
 }
-__device__ __forceinline__ std::uint64_t later(std::uint64_t matrix, int bytes) {
-    return matrix + static_cast<std::uint32_t>(bytes >> 4);
+__device__ __forceinline__ void commit_products() {
+#if KIMIK3_WARPGROUPS
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
 }
-/// The address of 8 columns of a row within a panel.
-__device__ __forceinline__ std::uint32_t piece(std::uint32_t panel, int row, int eight) {
-    return panel + static_cast<std::uint32_t>(row * panel_row_bytes + ((eight ^ (row & 7)) << 4));
+/// Waits until at most pending of the committed groups are under way.
+template <int pending>
+__device__ __forceinline__ void wait_for_products() {
+#if KIMIK3_WARPGROUPS
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#endif
 }
+
+/// Tells by its limit what it was compiled for.
+template <class>
+__global__ void __launch_bounds__(KIMIK3_WARPGROUPS ? 64 : 32) warpgroups_kernel() {}
+
+/// Whether this GPU has warpgroup products and this program's kernels were compiled for them.
+inline bool has_warpgroups() {
+    static const bool found = [] {
+        cudaFuncAttributes kernel{};
+        KIMIK3_CUDA(cudaFuncGetAttributes(&kernel, warpgroups_kernel<void>));
+        return kernel.maxThreadsPerBlock == 64;
+    }();
+    return found;
+}
+
+/// 16-byte piece of a row of 128 bytes, as the operands stand.
+__device__ inline std::uint32_t operand_bytes(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+
+/// address: in shared memory; apart: bytes between 64 columns of a turned operand and the next.
+__device__ inline std::uint64_t operand(std::uint32_t address, std::uint32_t apart = 16) {
+    const std::uint32_t low = (address & 0x3ffffu) >> 4 | apart >> 4 << 16;
+    return std::uint64_t{1u << 30 | 1024u >> 4} << 32 | low;
+}
+/// The operand that stands bytes further on.
+__device__ inline std::uint64_t further(std::uint64_t from, std::uint32_t bytes) {
+    return (from & 0xffffffff00000000u) | (static_cast<std::uint32_t>(from) + (bytes >> 4));
+}
+
+/// Four 8 x 8 matrices of bf16 from registers to shared memory, as load_matrices reads them.
+__device__ inline void store_matrices(void* row, const std::uint32_t (&from)[4]) {
+#if KIMIK3_WARPGROUPS
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)),
+                 "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+#endif
+}
+
+#if KIMIK3_WARPGROUPS
+
+#define KIMIK3_EIGHT(kind, i)                                                                                   \
+    kind(c[i]), kind(c[i + 1]), kind(c[i + 2]), kind(c[i + 3]), kind(c[i + 4]), kind(c[i + 5]), kind(c[i + 6]), \
+        kind(c[i + 7])
+#define KIMIK3_SUMS_16(kind) KIMIK3_EIGHT(kind, 0), KIMIK3_EIGHT(kind, 8)
+#define KIMIK3_SUMS_32(kind) KIMIK3_SUMS_16(kind), KIMIK3_EIGHT(kind, 16), KIMIK3_EIGHT(kind, 24)
+#define KIMIK3_SUMS_48(kind) KIMIK3_SUMS_32(kind), KIMIK3_EIGHT(kind, 32), KIMIK3_EIGHT(kind, 40)
+#define KIMIK3_SUMS_64(kind) KIMIK3_SUMS_48(kind), KIMIK3_EIGHT(kind, 48), KIMIK3_EIGHT(kind, 56)
+#define KIMIK3_SUMS_80(kind) KIMIK3_SUMS_64(kind), KIMIK3_EIGHT(kind, 64), KIMIK3_EIGHT(kind, 72)
+#define KIMIK3_SUMS_96(kind) KIMIK3_SUMS_80(kind), KIMIK3_EIGHT(kind, 80), KIMIK3_EIGHT(kind, 88)
+#define KIMIK3_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define KIMIK3_LIST_32 KIMIK3_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define KIMIK3_LIST_48 KIMIK3_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define KIMIK3_LIST_64 KIMIK3_LIST_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define KIMIK3_LIST_80 KIMIK3_LIST_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define KIMIK3_LIST_96 KIMIK3_LIST_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
+// multiply: c = a b; multiply_add: c += a b, or c = a b if it is not to keep c. The last numbers are those of the
+// operands behind the sums.
+#define KIMIK3_PRODUCTS(columns, count, n0, n1, n2, n3, n4, n5)                                                        \
+    template <bool a_turned = false, bool b_turned = false>                                                            \
+    __device__ __forceinline__ void multiply(float (&c)[count], std::uint64_t a, std::uint64_t b) {                    \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns                 \
+                     "k16.f32.bf16.bf16 {" KIMIK3_LIST_##count "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n2 ", %" #n3 "; }" \
+                     : KIMIK3_SUMS_##count("=f")                                                                       \
+                     : "l"(a), "l"(b), "n"(a_turned ? 1 : 0), "n"(b_turned ? 1 : 0));                                  \
+    }                                                                                                                  \
+    template <bool a_turned = false, bool b_turned = false>                                                            \
+    __device__ __forceinline__ void multiply_add(float (&c)[count], std::uint64_t a, std::uint64_t b, bool keep) {     \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #n2 ", 0; wgmma.mma_async.sync.aligned.m64n" #columns          \
+                     "k16.f32.bf16.bf16 {" KIMIK3_LIST_##count "}, %" #n0 ", %" #n1 ", p, 1, 1, %" #n3 ", %" #n4 "; }" \
+                     : KIMIK3_SUMS_##count("+f")                                                                       \
+                     : "l"(a), "l"(b), "r"(keep ? 1 : 0), "n"(a_turned ? 1 : 0), "n"(b_turned ? 1 : 0));               \
+    }                                                                                                                  \
+    template <bool b_turned = false>                                                                                   \
+    __device__ __forceinline__ void multiply_add(float (&c)[count], const std::uint32_t (&a)[4], std::uint64_t b) {    \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" KIMIK3_LIST_##count "}, {%"    \
+                     #n0 ", %" #n1 ", %" #n2 ", %" #n3 "}, %" #n4 ", 1, 1, 1, %" #n5 ";"                               \
+                     : KIMIK3_SUMS_##count("+f")                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(b_turned ? 1 : 0));                     \
+    }
+KIMIK3_PRODUCTS(32, 16, 16, 17, 18, 19, 20, 21)
+KIMIK3_PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37)
+KIMIK3_PRODUCTS(96, 48, 48, 49, 50, 51, 52, 53)
+KIMIK3_PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69)
+KIMIK3_PRODUCTS(160, 80, 80, 81, 82, 83, 84, 85)
+KIMIK3_PRODUCTS(192, 96, 96, 97, 98, 99, 100, 101)
+
+#undef KIMIK3_PRODUCTS
+#undef KIMIK3_EIGHT
+#undef KIMIK3_SUMS_16
+#undef KIMIK3_LIST_16
+#undef KIMIK3_SUMS_32
+#undef KIMIK3_LIST_32
+#undef KIMIK3_SUMS_48
+#undef KIMIK3_LIST_48
+#undef KIMIK3_SUMS_64
+#undef KIMIK3_LIST_64
+#undef KIMIK3_SUMS_80
+#undef KIMIK3_LIST_80
+#undef KIMIK3_SUMS_96
+#undef KIMIK3_LIST_96
+
+#else
+
+template <bool a_turned, bool b_turned, int count>
+__device__ void multiply_add(float (&)[count], std::uint64_t, std::uint64_t, bool) {
+    __trap();
+}
+
+#endif
+
+namespace warpgroup {
 
 /// A barrier in shared memory that completes a phase when count threads have arrived.
 __device__ __forceinline__ void start_barrier(std::uint32_t barrier, int count) {
@@ -50,8 +179,8 @@ __device__ __forceinline__ void wait(std::uint32_t barrier, std::uint32_t parity
         : "memory");
 }
 
-/// A ring of stages in shared memory, each with two barriers: full when all copying threads have arrived, empty when all
-/// reading warps have.
+/// A ring of stages in shared memory, each with two barriers: full when all copying threads have arrived, empty when
+/// all reading warps have.
 struct Ring {
     std::uint32_t barriers;  // full and empty of every stage
     int stages, stage = 0;
@@ -121,96 +250,7 @@ __device__ __forceinline__ void pin(T (&registers)[count]) {
     }
 }
 
-#define KIMIK3_EIGHT(c, i) \
-    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
-        "+f"(c[i + 7])
+#endif
 
-#define KIMIK3_EIGHT_NEW(c, i) \
-    "=f"(c[i]), "=f"(c[i + 1]), "=f"(c[i + 2]), "=f"(c[i + 3]), "=f"(c[i + 4]), "=f"(c[i + 5]), "=f"(c[i + 6]), \
-        "=f"(c[i + 7])
-
-// multiply: c = a b; add_multiple: c += a b; a and b along columns.
-__device__ __forceinline__ void multiply(float (&c)[32], std::uint64_t a, std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "
-        "}, %32, %33, p, 1, 1, 0, 0; }"
-        : KIMIK3_EIGHT_NEW(c, 0), KIMIK3_EIGHT_NEW(c, 8), KIMIK3_EIGHT_NEW(c, 16), KIMIK3_EIGHT_NEW(c, 24)
-        : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void add_multiple(float (&c)[32], std::uint64_t a, std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "
-        "}, %32, %33, p, 1, 1, 0, 0; }"
-        : KIMIK3_EIGHT(c, 0), KIMIK3_EIGHT(c, 8), KIMIK3_EIGHT(c, 16), KIMIK3_EIGHT(c, 24)
-        : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void multiply(float (&c)[64], std::uint64_t a, std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 0, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-        "%59, %60, %61, %62, %63 "
-        "}, %64, %65, p, 1, 1, 0, 0; }"
-        : KIMIK3_EIGHT_NEW(c, 0), KIMIK3_EIGHT_NEW(c, 8), KIMIK3_EIGHT_NEW(c, 16), KIMIK3_EIGHT_NEW(c, 24),
-        KIMIK3_EIGHT_NEW(c, 32), KIMIK3_EIGHT_NEW(c, 40), KIMIK3_EIGHT_NEW(c, 48), KIMIK3_EIGHT_NEW(c, 56)
-        : "l"(a), "l"(b));
-}
-__device__ __forceinline__ void add_multiple(float (&c)[64], std::uint64_t a, std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-        "%59, %60, %61, %62, %63 "
-        "}, %64, %65, p, 1, 1, 0, 0; }"
-        : KIMIK3_EIGHT(c, 0), KIMIK3_EIGHT(c, 8), KIMIK3_EIGHT(c, 16), KIMIK3_EIGHT(c, 24), KIMIK3_EIGHT(c, 32),
-        KIMIK3_EIGHT(c, 40), KIMIK3_EIGHT(c, 48), KIMIK3_EIGHT(c, 56)
-        : "l"(a), "l"(b));
-}
-
-// c += a b; a from registers, b along rows.
-__device__ __forceinline__ void add_registers(float (&c)[64], const std::uint32_t (&a)[4],
-                                                   std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-        "%59, %60, %61, %62, %63 "
-        "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
-        : KIMIK3_EIGHT(c, 0), KIMIK3_EIGHT(c, 8), KIMIK3_EIGHT(c, 16), KIMIK3_EIGHT(c, 24), KIMIK3_EIGHT(c, 32),
-        KIMIK3_EIGHT(c, 40), KIMIK3_EIGHT(c, 48), KIMIK3_EIGHT(c, 56)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-__device__ __forceinline__ void add_registers(float (&c)[96], const std::uint32_t (&a)[4],
-                                                   std::uint64_t b) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, 1, 0; "
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-        "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-        "%59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "
-        "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95 "
-        "}, {%96, %97, %98, %99}, %100, p, 1, 1, 1; }"
-        : KIMIK3_EIGHT(c, 0), KIMIK3_EIGHT(c, 8), KIMIK3_EIGHT(c, 16), KIMIK3_EIGHT(c, 24), KIMIK3_EIGHT(c, 32),
-        KIMIK3_EIGHT(c, 40), KIMIK3_EIGHT(c, 48), KIMIK3_EIGHT(c, 56), KIMIK3_EIGHT(c, 64), KIMIK3_EIGHT(c, 72),
-        KIMIK3_EIGHT(c, 80), KIMIK3_EIGHT(c, 88)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-#undef KIMIK3_EIGHT
-#undef KIMIK3_EIGHT_NEW
-#endif  // KIMIK3_WARPGROUPS
-
-}  // namespace kimik3::gpu::warpgroup
+}  // namespace warpgroup
+}  // namespace kimik3::gpu
