@@ -137,7 +137,7 @@ void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> c
             scores.rows, counted.size);
     if (scores.rows == 0) return;
     const Index groups = ceil_div(scores.cols, Index{gpu::counted_experts}),
-                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, Index{132})),
+                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, ctx.multiprocessors())),
                 blocks = groups * ceil_div(scores.rows, stretch);
     gpu::balance_count_kernel<T><<<gpu::exact_grid(blocks), 1024, 0, ctx.stream()>>>(scores, cutoff, experts, bias,
                                                                                      counted, balance, stretch);
