@@ -143,6 +143,8 @@ public:
 
     /// The GPU's name.
     const std::string& name() const { return shared_->name; }
+    /// How many multiprocessors it has: a grid that fills it once.
+    Index multiprocessors() const { return shared_->multiprocessors; }
     /// Bytes of the GPU's memory that nobody holds.
     Index free_bytes() const {
         std::size_t free = 0, total = 0;
@@ -260,6 +262,7 @@ private:
             cudaDeviceProp gpu{};
             KIMIK3_CUDA(cudaGetDeviceProperties(&gpu, device));
             name = gpu.name;
+            multiprocessors = gpu.multiProcessorCount;
             cudaFuncAttributes kernel{};
             const cudaError_t status = cudaFuncGetAttributes(&kernel, detail::any_kernel<void>);
             if (status == cudaSuccess) return;
@@ -307,6 +310,7 @@ private:
         }
 
         std::string name;
+        Index multiprocessors = 0;
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
         DeviceMemory products;  // cuBLAS's own scratch

@@ -66,14 +66,15 @@ inline ProductPlan plan_product(cublasHandle_t cublas, const ProductShape& s, st
     int count = 0;
     if (!made || cublasLtMatmulAlgoGetHeuristic(reinterpret_cast<cublasLtHandle_t>(cublas), &plan.product, &plan.a,
                                                 &plan.b, &plan.c, &plan.c, &wishes, most, proposals,
-                                                &count) != CUBLAS_STATUS_SUCCESS)
+                                                &count) != CUBLAS_STATUS_SUCCESS ||
+        count == 0)
         return plan;
     const cublasLtMatmulTile_t wanted = s.m > 4096 ? CUBLASLT_MATMUL_TILE_176x128 : CUBLASLT_MATMUL_TILE_128x160;
     const auto* chosen = proposals;
     for (const auto* p = proposals + count; p-- != proposals;)
         if (takes_tile(*p, wanted)) chosen = p;
     plan.algorithm = chosen->algo;
-    plan.exists = count > 0;
+    plan.exists = true;
     return plan;
 }
 

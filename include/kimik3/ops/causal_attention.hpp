@@ -26,6 +26,21 @@ struct MlaHeads {
     double scale() const { return 1.0 / std::sqrt(static_cast<double>(key())); }
 };
 
+namespace detail {
+
+template <class T>
+void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
+                     In<accumulator_t<T>> lse) {
+    require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
+    require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
+    require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
+    require_shape("causal_attention: k_shared", k_shared, o.rows, heads.shared);
+    require_shape("causal_attention: o", o, o.rows, heads.count * heads.value);
+    require_shape("causal_attention: lse", lse, o.rows, heads.count);
+}
+
+}  // namespace detail
+
 template <class Backend>
 void causal_attention_forward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,

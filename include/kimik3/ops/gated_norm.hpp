@@ -13,6 +13,22 @@
 
 namespace kimik3 {
 
+namespace detail {
+
+/// Checks what both directions read, for an output [rows, cols]; the width D of a head.
+template <class T>
+Index check_gated_norm(Index heads, Index rows, Index cols, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
+                       In<accumulator_t<T>> r) {
+    require(heads >= 1 && cols % heads == 0, "gated_norm: {} columns are no multiple of {} heads", cols, heads);
+    require_shape("gated_norm: x", x, rows, cols);
+    if (gate.cols != 0) require_shape("gated_norm: gate", gate, rows, cols);
+    require_size("gated_norm: w", w, cols / heads);
+    require_shape("gated_norm: r", r, rows, heads);
+    return cols / heads;
+}
+
+}  // namespace detail
+
 template <class Backend>
 void gated_norm_forward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,

@@ -25,6 +25,17 @@ struct Balance {
     }
 };
 
+namespace detail {
+
+inline void check_balance(const Balance& balance, Index tokens, Index experts, InVector<std::uint8_t> counted) {
+    require_shape("balance: histogram", balance.histogram, experts, Balance::bins);
+    require_size("balance: load", balance.load, experts);
+    require(counted.size == 0 || counted.size == tokens, "balance: counted must have {} elements, or none, got {}",
+            tokens, counted.size);
+}
+
+}  // namespace detail
+
 template <class Backend>
 void balance_count(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,

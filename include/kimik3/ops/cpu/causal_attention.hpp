@@ -176,17 +176,6 @@ void local_attention_backward(const MlaHeads& heads, const HeadViews<T>& in, Mat
 }
 
 template <class T>
-void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
-                     In<T> lse) {
-    require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
-    require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
-    require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
-    require_shape("causal_attention: k_shared", k_shared, o.rows, heads.shared);
-    require_shape("causal_attention: o", o, o.rows, heads.count * heads.value);
-    require_shape("causal_attention: lse", lse, o.rows, heads.count);
-}
-
-template <class T>
 void clear_rows(MatrixView<T> m, Index first) {
     for (Index n = first; n < m.rows; ++n) std::fill_n(m.row(n), m.cols, T(0));
 }

@@ -36,11 +36,7 @@ void gated_norm_head_backward(Index width, const T* dy, const T* x, const T* gat
 template <class T>
 void gated_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
                         double eps, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
-    require_shape("gated_norm: x", x, y.rows, y.cols);
-    require_shape("gated_norm: r", r, y.rows, heads);
-    const Index width = y.cols / heads;
-    require_size("gated_norm: w", w, width);
-    if (gate.cols != 0) require_shape("gated_norm: gate", gate, y.rows, y.cols);
+    const Index width = detail::check_gated_norm<T>(heads, y.rows, y.cols, x, gate, w, r);
     ctx.parallel(y.rows, 16, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
             for (Index h = 0; h < heads; ++h) {
@@ -65,17 +61,11 @@ void gated_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> x
                          InVector<accumulator_t<T>> w, In<accumulator_t<T>> r, Out<T> dx,
                          std::type_identity_t<Out<T>> dgate, std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
     using detail::Lane;
-    const Index width = dx.cols / heads;
+    const Index width = detail::check_gated_norm<T>(heads, dx.rows, dx.cols, x, gate, w, r);
     const bool gated = gate.cols != 0;
     require_shape("gated_norm: dy", dy, dx.rows, dx.cols);
-    require_shape("gated_norm: x", x, dx.rows, dx.cols);
-    require_shape("gated_norm: r", r, dx.rows, heads);
-    require_size("gated_norm: w", w, width);
     require_size("gated_norm: dw", dw, width);
-    if (gated) {
-        require_shape("gated_norm: gate", gate, dx.rows, dx.cols);
-        require_shape("gated_norm: dgate", dgate, dx.rows, dx.cols);
-    }
+    if (gated) require_shape("gated_norm: dgate", dgate, dx.rows, dx.cols);
     detail::add_row_sums(ctx, dx.rows * heads, width, dw.data, [&](Index row, auto at) -> Lane<T> {
         const Index n = row / heads, h = row % heads;
         const T* open = gated ? gate.row(n) + h * width : nullptr;

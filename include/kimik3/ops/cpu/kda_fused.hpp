@@ -132,20 +132,6 @@ void add_gate_gradients(const Context<Cpu>& ctx, const Sequences& seq, const Kda
     });
 }
 
-template <class T>
-KdaShape fused_shape(const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in, In<T> o,
-                     In<accumulator_t<T>> final, In<accumulator_t<T>> states) {
-    const KdaShape shape = kda_shape<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
-    require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
-    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
-            "kda_fused: the bound of the log-decay lies in [-5, 0), got {}", form.lower_bound);
-    require_size("kda_fused: A_log", in.A_log, form.heads);
-    require_size("kda_fused: dt_bias", in.dt_bias, in.z.cols);
-    if (states.rows != 0)
-        require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), shape.heads * shape.state());
-    return shape;
-}
-
 }  // namespace detail
 
 template <class T>

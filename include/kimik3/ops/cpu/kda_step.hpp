@@ -1,5 +1,5 @@
 #pragma once
-// One token of one head of KDA on one thread, and what the KDA operations share: shapes, checks, places of heads.
+// One token of one head of KDA on one thread, and what the KDA operations share: places of heads.
 
 #include <algorithm>
 #include <cmath>
@@ -10,37 +10,6 @@
 #include "kimik3/ops/kda_operands.hpp"
 
 namespace kimik3::detail {
-
-struct KdaShape {
-    Index heads, key, value;
-
-    Index state() const { return key * value; }
-};
-
-/// Checks the shapes of q, k, v, gate [N, H K] or [N, H V], beta [N, H] and of the states against the output.
-template <class T>
-KdaShape kda_shape(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
-                   In<accumulator_t<T>> initial, In<accumulator_t<T>> final) {
-    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0,
-            "kda: {} and {} columns are no multiples of {} heads", q.cols, v.cols, heads);
-    const KdaShape shape{heads, q.cols / heads, v.cols / heads};
-    require(shape.key >= 1 && shape.key <= 256, "kda: a head has 1 to 256 key channels, got {}", shape.key);
-    require(shape.value >= 1, "kda: a head has at least one value channel, got {}", shape.value);
-    require(seq.tokens() <= q.rows, "kda: {} tokens do not fit {} rows", seq.tokens(), q.rows);
-    require_shape("kda: k", k, q.rows, q.cols);
-    require_shape("kda: v", v, q.rows, v.cols);
-    require_shape("kda: gate", gate, q.rows, q.cols);
-    require_shape("kda: beta", beta, q.rows, heads);
-    require_shape("kda: o", o, q.rows, v.cols);
-    require_carried<T>("kda", seq, initial, heads * shape.state());
-    require_carried<T>("kda", seq, final, heads * shape.state());
-    return shape;
-}
-
-template <class T>
-KdaShape kda_shape(const Sequences& seq, Index heads, const KdaInput<T>& in, In<T> o, In<accumulator_t<T>> final) {
-    return kda_shape<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
-}
 
 /// The state of head h in a row of states; nullptr stays nullptr.
 template <class T>

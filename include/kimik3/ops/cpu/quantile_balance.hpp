@@ -45,10 +45,7 @@ inline double quantile_place(const std::int64_t* count, double target) {
 template <class T>
 void balance_count(const Context<Cpu>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts,
                    InVector<T> bias, InVector<std::uint8_t> counted, const Balance& balance) {
-    require_shape("balance: histogram", balance.histogram, scores.cols, Balance::bins);
-    require_size("balance: load", balance.load, scores.cols);
-    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}",
-            scores.rows, counted.size);
+    detail::check_balance(balance, scores.rows, scores.cols, counted);
     const detail::BalanceRange<T> range(bias);
     const auto counts = [&](Index n) { return counted.size == 0 || counted[n] != 0; };
     ctx.parallel(scores.cols, 8, [&](Index first, Index last) {

@@ -1,20 +1,10 @@
 #pragma once
 // State carried from call to call, one row a slot, as a kernel reads it (see ops/cpu/carried.hpp).
 
+#include "kimik3/ops/carried.hpp"
 #include "kimik3/ops/cuda/launch.cuh"
 
 namespace kimik3::gpu {
-
-/// A state has no rows, or a row for every slot.
-template <class T>
-void require_carried(const char* operation, const Sequences& seq, MatrixView<const T> state, Index cols) {
-    if (state.rows == 0) return;
-    require(state.cols == cols, "{}: a row of the state has {} elements, got {}", operation, cols, state.cols);
-    for (Index s = 0; s < seq.count(); ++s) {
-        require(seq.slot(s) >= 0 && seq.slot(s) < state.rows, "{}: a slot is below the {} rows of the state, got {}",
-                operation, state.rows, seq.slot(s));
-    }
-}
 
 /// Where sequence s continues, or nullptr where it begins with zeros.
 template <class T>

@@ -225,17 +225,6 @@ __global__ void attention_dkv_kernel(AttentionBackward<T> b, MatrixView<T> dkv, 
     }
 }
 
-template <class T>
-void check_attention(const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv, In<T> k_shared, In<T> o,
-                     In<accumulator_t<T>> lse) {
-    require(seq.tokens() <= o.rows, "the sequences have {} tokens, the matrices only {} rows", seq.tokens(), o.rows);
-    require_shape("causal_attention: q", q, o.rows, heads.count * heads.key());
-    require_shape("causal_attention: kv", kv, o.rows, heads.count * (heads.nope + heads.value));
-    require_shape("causal_attention: k_shared", k_shared, o.rows, heads.shared);
-    require_shape("causal_attention: o", o, o.rows, heads.count * heads.value);
-    require_shape("causal_attention: lse", lse, o.rows, heads.count);
-}
-
 /// Starts a kernel with a block a tile of every head of every sequence; sums: columns of its sums.
 template <class T, class... Parameters, class... Arguments>
 void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, Index sums,
@@ -252,7 +241,7 @@ void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), I
 template <class T>
 void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv,
                               In<T> k_shared, Out<T> o, Out<accumulator_t<T>> lse) {
-    gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    detail::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     gpu::clear_rows_from(ctx, seq.tokens(), o);
     gpu::clear_rows_from(ctx, seq.tokens(), lse);
     if constexpr (std::is_same_v<T, bf16>)
@@ -268,8 +257,8 @@ template <class T>
 void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> d_o,
                                In<T> q, In<T> kv, In<T> k_shared, In<T> o, In<accumulator_t<T>> lse, Out<T> dq,
                                Out<T> dkv, Out<T> dk_shared) {
-    gpu::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
-    gpu::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
+    detail::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    detail::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
     for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, seq.tokens(), m);
     if constexpr (std::is_same_v<T, bf16>)
         if (gpu::attention::backward_suits(heads, {d_o, q, kv, k_shared, o, dq, dkv, dk_shared}))

@@ -139,12 +139,8 @@ template <class T>
 void gated_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, In<T> gate, InVector<accumulator_t<T>> w,
                         double eps, Out<T> y, std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
     using A = accumulator_t<T>;
-    const Index width = y.cols / heads;
+    const Index width = detail::check_gated_norm<T>(heads, y.rows, y.cols, x, gate, w, r);
     const bool gated = gate.cols != 0;
-    require_shape("gated_norm: x", x, y.rows, y.cols);
-    require_shape("gated_norm: r", r, y.rows, heads);
-    require_size("gated_norm: w", w, width);
-    if (gated) require_shape("gated_norm: gate", gate, y.rows, y.cols);
     if (y.rows == 0) return;
     if (gpu::in_eights<const T>({x, y}) && (!gated || gpu::in_eights<const T>({gate})) &&
         gpu::in_eights<const A>({w}) && gpu::split_row(width, [&](auto lanes, auto vectors) {
@@ -172,17 +168,11 @@ void gated_norm_backward(const Context<Cuda>& ctx, Index heads, In<T> dy, In<T> 
                          InVector<accumulator_t<T>> w, In<accumulator_t<T>> r, Out<T> dx,
                          std::type_identity_t<Out<T>> dgate, std::type_identity_t<OutVector<accumulator_t<T>>> dw) {
     using A = accumulator_t<T>;
-    const Index width = dx.cols / heads;
+    const Index width = detail::check_gated_norm<T>(heads, dx.rows, dx.cols, x, gate, w, r);
     const bool gated = gate.cols != 0;
     require_shape("gated_norm: dy", dy, dx.rows, dx.cols);
-    require_shape("gated_norm: x", x, dx.rows, dx.cols);
-    require_shape("gated_norm: r", r, dx.rows, heads);
-    require_size("gated_norm: w", w, width);
     require_size("gated_norm: dw", dw, width);
-    if (gated) {
-        require_shape("gated_norm: gate", gate, dx.rows, dx.cols);
-        require_shape("gated_norm: dgate", dgate, dx.rows, dx.cols);
-    }
+    if (gated) require_shape("gated_norm: dgate", dgate, dx.rows, dx.cols);
     if (dx.rows == 0) return;
     Index blocks = 0;
     A* parts = nullptr;

@@ -34,7 +34,7 @@ template <class T>
 void kda_chunk_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
                        std::type_identity_t<KdaInput<T>> in, Out<T> o,
                        std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<T>> states) {
-    const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
+    const gpu::KdaSizes sizes{detail::kda_shape<T>(seq, heads, in, o, final)};
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     if constexpr (std::is_same_v<T, bf16>) {
         gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, o, states);
@@ -52,7 +52,7 @@ template <class T>
 void kda_chunk_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads, Index chunk,
                         std::type_identity_t<KdaInput<T>> in, In<T> states, In<T> d_o, In<accumulator_t<T>> dfinal,
                         const KdaGradient<T>& gradient) {
-    const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
+    const gpu::KdaSizes sizes{detail::kda_shape<T>(seq, heads, in, d_o, dfinal)};
     gpu::require_chunks<T>(seq, chunk, sizes, states);
     if constexpr (std::is_same_v<T, bf16>) {
         gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.g, in.beta, d_o, in.q, in.k, in.v, in.g, in.beta,

@@ -33,20 +33,6 @@ struct KdaUnits {
     KdaInput<T> input(const KdaRawInput<T>& in) const { return {q, k, in.v, g, beta, in.initial}; }
 };
 
-template <class T>
-KdaSizes fused_sizes(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form, const KdaRawInput<T>& in,
-                     In<T> o, In<accumulator_t<T>> final, In<T> states) {
-    const KdaSizes sizes = kda_sizes<T>(seq, form.heads, in.q, in.k, in.v, in.z, in.b, o, in.initial, final);
-    require(form.chunk == 32 || form.chunk == 64, "kda_fused: the chunk is 32 or 64, got {}", form.chunk);
-    require(form.lower_bound >= -5.0 && form.lower_bound < 0.0,
-            "kda_fused: the bound of the log-decay lies in [-5, 0), got {}", form.lower_bound);
-    require_size("kda_fused: A_log", in.A_log, form.heads);
-    require_size("kda_fused: dt_bias", in.dt_bias, in.z.cols);
-    if (states.rows != 0)
-        require_shape("kda_fused: states", states, kda_chunks(seq, form.chunk), sizes.heads * sizes.state());
-    return sizes;
-}
-
 inline KdaRawInput<float> wide_input(Widened& wide, const KdaRawInput<bf16>& in) {
     return {wide.of(in.q), wide.of(in.k), wide.of(in.v), wide.of(in.z),
             wide.of(in.b), in.A_log,      in.dt_bias,    in.initial};
@@ -58,7 +44,7 @@ template <class T>
 void kda_fused_forward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
                        std::type_identity_t<KdaRawInput<T>> in, Out<T> o,
                        std::type_identity_t<Out<accumulator_t<T>>> final, std::type_identity_t<Out<T>> states) {
-    const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, o, final, states);
+    const gpu::KdaSizes sizes{detail::fused_shape<T>(seq, form, in, o, final, states)};
     if constexpr (std::is_same_v<T, bf16>) {
         if (gpu::kda::suits(form, in)) return gpu::kda::fused_forward(ctx, seq, form, in, o, final, states);
         gpu::Widened wide(ctx, seq.tokens(), in.q, in.k, in.v, in.z, in.b, o, states);
@@ -75,7 +61,7 @@ template <class T>
 void kda_fused_backward(const Context<Cuda>& ctx, const Sequences& seq, KdaFusedForm form,
                         std::type_identity_t<KdaRawInput<T>> in, In<T> states, In<T> d_o, In<accumulator_t<T>> dfinal,
                         const KdaRawGradient<T>& gradient) {
-    const gpu::KdaSizes sizes = gpu::fused_sizes<T>(ctx, seq, form, in, d_o, dfinal, states);
+    const gpu::KdaSizes sizes{detail::fused_shape<T>(seq, form, in, d_o, dfinal, states)};
     if constexpr (std::is_same_v<T, bf16>) {
         if (gpu::kda::suits(form, in))
             return gpu::kda::fused_backward(ctx, seq, form, in, states, d_o, dfinal, gradient);

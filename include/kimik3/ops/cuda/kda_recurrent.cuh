@@ -16,7 +16,7 @@ template <class T>
 void kda_recurrent_forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads,
                            std::type_identity_t<KdaInput<T>> in, Out<T> o,
                            std::type_identity_t<Out<accumulator_t<T>>> final) {
-    const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, o, in.initial, final);
+    const gpu::KdaSizes sizes{detail::kda_shape<T>(seq, heads, in, o, final)};
     if constexpr (std::is_same_v<T, bf16>)
         kda_chunk_forward<T>(ctx, seq, heads, gpu::walk_segment, in, o, final, {});
     else
@@ -27,7 +27,7 @@ template <class T>
 void kda_recurrent_backward(const Context<Cuda>& ctx, const Sequences& seq, Index heads,
                             std::type_identity_t<KdaInput<T>> in, In<T> d_o, In<accumulator_t<T>> dfinal,
                             const KdaGradient<T>& gradient) {
-    const gpu::KdaSizes sizes = gpu::kda_sizes<T>(seq, heads, in.q, in.k, in.v, in.g, in.beta, d_o, in.initial, dfinal);
+    const gpu::KdaSizes sizes{detail::kda_shape<T>(seq, heads, in, d_o, dfinal)};
     const Index rows = kda_chunks(seq, gpu::walk_segment), cols = heads * sizes.state();
     using A = accumulator_t<T>;
     const MatrixView<A> states(ctx.workspace<A>(Scratch::operation, rows * cols), rows, cols);

@@ -13,31 +13,9 @@ namespace kimik3::gpu {
 
 inline constexpr int walk_columns = 32, walk_warps = 8;
 
-struct KdaSizes {
-    Index heads, key, value;
-
-    KIMIK3_HOST_DEVICE Index state() const { return key * value; }
+struct KdaSizes : detail::KdaShape {
     KIMIK3_HOST_DEVICE Index tiles() const { return ceil_div(value, walk_columns); }
 };
-
-template <class T>
-KdaSizes kda_sizes(const Sequences& seq, Index heads, In<T> q, In<T> k, In<T> v, In<T> gate, In<T> beta, In<T> o,
-                   In<accumulator_t<T>> initial, In<accumulator_t<T>> final) {
-    require(heads >= 1 && q.cols % heads == 0 && v.cols % heads == 0,
-            "kda: {} and {} columns are no multiples of {} heads", q.cols, v.cols, heads);
-    const KdaSizes sizes{heads, q.cols / heads, v.cols / heads};
-    require(sizes.key >= 1 && sizes.key <= 256, "kda: a head has 1 to 256 key channels, got {}", sizes.key);
-    require(sizes.value >= 1, "kda: a head has at least one value channel, got {}", sizes.value);
-    require(seq.tokens() <= q.rows, "kda: {} tokens do not fit {} rows", seq.tokens(), q.rows);
-    require_shape("kda: k", k, q.rows, q.cols);
-    require_shape("kda: v", v, q.rows, v.cols);
-    require_shape("kda: gate", gate, q.rows, q.cols);
-    require_shape("kda: beta", beta, q.rows, heads);
-    require_shape("kda: o", o, q.rows, v.cols);
-    require_carried<accumulator_t<T>>("kda", seq, initial, heads * sizes.state());
-    require_carried<accumulator_t<T>>("kda", seq, final, heads * sizes.state());
-    return sizes;
-}
 
 /// One block's place: 32 value columns of a head of a sequence.
 struct KdaPlace {

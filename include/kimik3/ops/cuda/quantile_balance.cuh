@@ -131,13 +131,10 @@ __global__ void balance_bias_kernel(const double* places, VectorView<T> bias) {
 template <class T>
 void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> cutoff, In<std::int32_t> experts,
                    InVector<T> bias, InVector<std::uint8_t> counted, const Balance& balance) {
-    require_shape("balance: histogram", balance.histogram, scores.cols, Balance::bins);
-    require_size("balance: load", balance.load, scores.cols);
-    require(counted.size == 0 || counted.size == scores.rows, "balance: counted must have {} elements, or none, got {}",
-            scores.rows, counted.size);
+    detail::check_balance(balance, scores.rows, scores.cols, counted);
     if (scores.rows == 0) return;
     const Index groups = ceil_div(scores.cols, Index{gpu::counted_experts}),
-                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, Index{132})),
+                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, ctx.multiprocessors())),
                 blocks = groups * ceil_div(scores.rows, stretch);
     gpu::balance_count_kernel<T><<<gpu::exact_grid(blocks), 1024, 0, ctx.stream()>>>(scores, cutoff, experts, bias,
                                                                                      counted, balance, stretch);

@@ -52,7 +52,7 @@ ConvInput<T> conv_input(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
     require(w.rows == u.cols && w.cols >= 1, "short_conv: w must be [{}, W] with W >= 1, got [{}, {}]", u.cols, w.rows,
             w.cols);
     require(seq.tokens() <= u.rows, "short_conv: {} tokens do not fit {} rows", seq.tokens(), u.rows);
-    require_carried<accumulator_t<T>>("short_conv", seq, initial, (w.cols - 1) * u.cols);
+    detail::require_carried<T>("short_conv", seq, initial, (w.cols - 1) * u.cols);
     return {DeviceSequences(ctx, seq), u, w, initial};
 }
 
@@ -63,7 +63,7 @@ void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
                         In<accumulator_t<T>> initial, Out<T> y, std::type_identity_t<Out<accumulator_t<T>>> final) {
     using A = accumulator_t<T>;
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
-    gpu::require_carried<accumulator_t<T>>("short_conv", seq, final, (w.cols - 1) * u.cols);
+    detail::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
     if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, y, {}, w, {initial.rows, final.rows})) {
         gpu::conv_rows_forward<T>(ctx, in.seq, u, w, y);
         return gpu::clear_rows_from(ctx, seq.tokens(), y);
@@ -96,8 +96,8 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, du);
     require_shape("short_conv: dy", dy, du.rows, du.cols);
     require_shape("short_conv: dw", dw, w.rows, w.cols);
-    gpu::require_carried<accumulator_t<T>>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
-    gpu::require_carried<accumulator_t<T>>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
+    detail::require_carried<T>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
+    detail::require_carried<T>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
     if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, du, dy, w, {initial.rows, dfinal.rows, dinitial.rows})) {
         gpu::conv_rows_backward<T>(ctx, in.seq, dy, u, w, du, dw);
         return gpu::clear_rows_from(ctx, seq.tokens(), du);
