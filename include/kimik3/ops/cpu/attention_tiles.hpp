@@ -59,8 +59,11 @@ inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, 
         product_block<rows, 4>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
     for (; at + 2 * width <= cols; at += 2 * width)
         product_block<rows, 2>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
-    for (; at < cols; at += width)
-        product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, LaneAt{at, cols - at}, add);
+    if (at + width <= cols) {
+        product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
+        at += width;
+    }
+    if (at < cols) product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, LaneAt{at, cols - at}, add);
 }
 
 /// c [rows, cols] (+)= a [rows, inner] b [inner, cols], for at most tile_rows rows.
