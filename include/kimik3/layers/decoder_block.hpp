@@ -157,7 +157,8 @@ struct BlockLayer {
 
     /// Moves residuals on by one layer. state: the decoding state to continue and update, or nullptr.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
-                        const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s, State* state) {
+                        const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s,
+                        State* state) {
         if constexpr (has_steps<Backend, T>) {
             if (state != nullptr && steps(c, seq)) return step(ctx, c, depth, p, seq, residuals, sums, s, *state);
         }
@@ -197,7 +198,8 @@ struct BlockLayer {
     /// The tokens with counted != 0 are added to balance, where the layer routes: here and not in forward, so that a
     /// token counts once for every contribution it makes to the gradient.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, Grads& g,
-                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients, BlockSums<T>& sums,
+                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients,
+                         BlockSums<T>& sums,
                          Saved& s, BlockScratch<T>& scratch, const Balance& balance,
                          VectorView<const std::uint8_t> counted) {
         // (BLOCK-8)

@@ -63,7 +63,8 @@ protected:
 
     /// The offset of a field, which begins at a multiple of 64 bytes of float; a matrix has zeros below it (row_unit).
     /// The table gets its tensors.
-    [[gnu::cold, gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape,
+                                             const FieldRule& rule) {
         const Index begin = offset_;
         Index count = 1;
         for (const Index extent : shape) count *= extent;
@@ -98,11 +99,13 @@ public:
     FieldBinder(Weight* weights, Kept* kept) : FieldWalk(nullptr), weights_(weights), kept_(kept) {}
 
     template <class T>
-    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, MatrixView<T>& view, Index rows, Index cols, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, MatrixView<T>& view, Index rows, Index cols,
+                                                 const FieldRule& rule) {
         view = {at<T>(place(name, 0, {rows, cols}, rule)), rows, cols};
     }
     template <class T>
-    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, VectorView<T>& view, Index size, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, VectorView<T>& view, Index size,
+                                                 const FieldRule& rule) {
         view = {at<T>(place(name, 0, {size}, rule)), size};
     }
     template <class T>
