@@ -80,15 +80,6 @@ __device__ Octet<T> load_octet(const T* row, int k, int count) {
         return Octet<T>::of(value);
     }
 }
-/// Brings a cache line nearer.
-__device__ inline void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-/// An octet to where 16 bytes are aligned.
-template <class T>
-__device__ void store_octet(T* to, const Octet<T>& octet) {
-    const uint4* from = reinterpret_cast<const uint4*>(&octet);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = from[i];
-}
 /// Whether rows begin at multiples of 16 bytes and hold a multiple of eight; of a matrix without rows all do.
 template <class T>
 bool is_wide(const T* data, Index stride, Index count) {
@@ -97,6 +88,15 @@ bool is_wide(const T* data, Index stride, Index count) {
 template <class T>
 bool is_wide(MatrixView<const T> m) {
     return m.rows == 0 || is_wide(m.data, m.rows == 1 ? 8 : m.stride, m.cols);
+}
+
+/// Where the rows of a weight begin, one right below the other, as kernels here read them.
+template <class T>
+const T* dense(const char* name, MatrixView<const T> w, Index rows, Index cols) {
+    require_shape(name, w, rows, cols);
+    require(w.rows <= 1 || w.stride == w.cols, "{} has rows of {} one right below the other, got one every {}", name,
+            w.cols, w.stride);
+    return w.data;
 }
 
 /// A lane's place in a tile of 16 rows of w and eight of x.
@@ -171,6 +171,17 @@ struct TileSums<bf16> {
     __device__ void add(const Octet<bf16> (&w)[2], const Octet<bf16>& x, TileLane, int) {
         multiply_add(sum, {w[0].pair[0], w[1].pair[0], w[0].pair[1], w[1].pair[1]}, x.pair[0], x.pair[1]);
         multiply_add(sum, {w[0].pair[2], w[1].pair[2], w[0].pair[3], w[1].pair[3]}, x.pair[2], x.pair[3]);
+    }
+    /// Eight rows of weights in float, as the sum of three of bf16, which hold all their bits.
+    __device__ void add_wide(const Octet<float>& w, const Octet<bf16>& x) {
+        float left[8];
+        for (int e = 0; e < 8; ++e) left[e] = w[e];
+#pragma unroll
+        for (int part = 0; part < 3; ++part) {
+            const Octet<bf16> now = Octet<bf16>::of(left);
+            add({now, now}, x, TileLane{}, 8);
+            for (int e = 0; e < 8; ++e) left[e] -= now[e];
+        }
     }
     __device__ void store(float (*to)[8], TileLane lane, int) {
         *reinterpret_cast<float2*>(&to[lane.r][2 * lane.c]) = {sum[0], sum[1]};
