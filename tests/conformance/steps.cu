@@ -296,6 +296,29 @@ std::vector<std::int32_t> some_tokens(Index count, std::uint64_t seed, Index voc
     return tokens;
 }
 
+/// Random numbers at the borders of tokens' shares, and a few roundings beside them: the token is that before or after
+/// the border.
+void check_borders(Index vocabulary, double spread) {
+    Both logits = Both::random(1, vocabulary, 78, spread);
+    std::vector<double> ends;
+    double top = logits.host(0, 0), sum = 0;
+    for (Index c = 1; c < vocabulary; ++c) top = (std::max)(top, logits.host(0, c));
+    for (Index c = 0; c < vocabulary; ++c) ends.push_back(sum += std::exp(logits.host(0, c) - top));
+    std::vector<SampleRow> rows;
+    for (Index c = 0; c + 1 < vocabulary; ++c)
+        for (int rounding = -1; rounding <= 1; ++rounding)
+            rows.push_back({.vocabulary = vocabulary,
+                            .uniform = std::clamp(ends[to_size(c)] / sum + rounding * 0x1p-54, 0.0, 1.0 - 0x1p-53)});
+    std::vector<std::int32_t> found, again;
+    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, found);
+    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, again);
+    BOOST_CHECK(found == again);
+    Index far = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        far += found[i] - static_cast<Index>(i / 3) != 0 && found[i] - static_cast<Index>(i / 3) != 1;
+    BOOST_CHECK_MESSAGE(far == 0, far << " of " << rows.size() << " numbers near borders drew other tokens");
+}
+
 void check_drawing(const SamplingOptions& options, Index vocabulary, double spread, bool coarse) {
     const Index rows = 5;
     Both logits = Both::random(rows, vocabulary + 3, 77, spread);
@@ -389,6 +412,10 @@ BOOST_AUTO_TEST_CASE(tokens_are_drawn_by_the_law) {
             check_drawing({.temperature = 0.9, .top_k = 40, .top_p = 0.8, .min_p = 0.02, .repetition_penalty = 1.1},
                           vocabulary, 3.0, coarse);
         }
+}
+BOOST_AUTO_TEST_CASE(numbers_at_borders_draw_a_token_beside_them) {
+    check_borders(2500, 1.0);
+    check_borders(1500, 0.0);
 }
 BOOST_AUTO_TEST_CASE(refused_products) { check_refused_products(); }
 BOOST_AUTO_TEST_CASE(refused_rows) {
