@@ -24,7 +24,7 @@ struct TrainArguments {
     double lr = 2e-3, min_lr_ratio = 0.1, weight_decay = 0.1, clip = 1.0, spike_factor = 0.0;
     std::optional<Index> warmup, decay_steps;  // left out: 2 % of the steps, and 20 % for wsd
     std::uint64_t seed = 0;
-    bool resume = false, sequential = false, recompute = false, recorded = false;
+    bool resume = false, sequential = false, recompute = false, eager = false;
     Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
     std::optional<Index> report_every;  // left out: 2 % of the steps
     int threads = 0;

@@ -123,7 +123,7 @@ private:
         o.schedule = {kind, a_.lr, a_.min_lr_ratio, a_.warmup.value_or(a_.steps / 50), a_.steps,
                       a_.decay_steps.value_or(kind == ScheduleKind::wsd ? a_.steps / 5 : 0)};
         o.spike_guard.factor = a_.spike_factor;
-        o.recorded = a_.recorded;
+        o.recorded = !a_.eager;
         return o;
     }
 

@@ -115,7 +115,6 @@ void measure(const Arguments& a) {
     TrainingOptions options;
     options.optimizer.kind = a.muon ? OptimizerKind::muon : OptimizerKind::adamw;
     options.schedule = {.kind = ScheduleKind::constant, .max_lr = 3e-4, .warmup_steps = 0, .total_steps = 1000};
-    options.recorded = true;
     Trainer<Model> trainer(model, TokenLoader(TokenWindows(std::move(shards), a.seq), a.batch, Order::shuffled, 1),
                            options);
     std::vector<double> times;

@@ -25,6 +25,7 @@ TokenLoader some_data() {
 
 TrainingOptions some_options(OptimizerKind kind, Index accumulation) {
     TrainingOptions options;
+    options.recorded = false;
     options.accumulation = accumulation;
     options.optimizer.kind = kind;
     options.schedule = {.kind = ScheduleKind::cosine, .max_lr = 1e-2, .warmup_steps = 2, .total_steps = 10};

@@ -45,8 +45,8 @@ first() { sed -n 2p "$1/metrics.csv" | cut -d, -f2; }
 law "the first loss is that of the cpu" near "$(first cuda)" "$(first cpu)"
 law "a run again" ends 0 "" "${run[@]}" --out again --device cuda
 law "two runs are the same, bit for bit" same_run cuda again step-00000006
-law "a recorded run" ends 0 "" "${run[@]}" --out recorded --device cuda --recorded
-law "recording changes no bit" same_run cuda recorded step-00000006
+law "an eager run" ends 0 "" "${run[@]}" --out eager --device cuda --eager
+law "recording changes no bit" same_run cuda eager step-00000006
 law "recomputing" ends 0 "" "${run[@]}" --out recomputed --device cuda --recompute
 law "recomputing changes no bit" same_run cuda recomputed step-00000006
 cp -r cuda part && rm -r part/step-00000006
@@ -60,8 +60,8 @@ law "a run in bf16" ends 0 ", bf16" "${half[@]}" --out half --device cuda
 law "which is what a GPU takes without --dtype" ends 0 ", bf16" "${any[@]}" --out default --device cuda
 law "and that twice, bit for bit" same_run half default step-00000006
 law "near the loss in float32" about "$(first half)" "$(first cuda)"
-law "recorded in bf16" ends 0 "" "${half[@]}" --out half_recorded --device cuda --recorded
-law "recording changes no bit of it" same_run half half_recorded step-00000006
+law "eager in bf16" ends 0 "" "${half[@]}" --out half_eager --device cuda --eager
+law "recording changes no bit of it" same_run half half_eager step-00000006
 cp -r half half_part && rm -r half_part/step-00000006
 cp -r half_part half_moved
 law "a run in bf16 is resumed" ends 0 "resuming from half_part/step-00000004" "${half[@]}" --out half_part --resume --device cuda

@@ -20,7 +20,7 @@ struct TrainingOptions {
     OptimizerOptions optimizer{};
     ScheduleOptions schedule{};
     SpikeGuardOptions spike_guard{};
-    bool recorded = false;  // a backend that can, records a step's work once and starts it as a whole: the same bits
+    bool recorded = true;  // a backend that can, records a step's work once and starts it as a whole: the same bits
 };
 
 /// What a step did.
