@@ -12,27 +12,6 @@
 
 namespace kimik3::gpu {
 
-/// A launch that may begin before the kernel before it has ended, where the GPU can do that.
-template <class... Parameters>
-void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
-                  void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
-    if (blocks <= 0) return;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = exact_grid(blocks);
-    config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = to_size(shared_bytes);
-    config.stream = ctx.stream();
-    config.attrs = &early;
-    config.numAttrs = starts_early() ? 1 : 0;
-    if (shared_bytes > 48 << 10)
-        KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared_bytes)));
-    KIMIK3_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
 /// Eight numbers in a row.
 template <class T>
 struct alignas(16) Octet {
