@@ -34,14 +34,20 @@ struct Numbers {
     VectorView<float> vector() const { return memory.view(); }
 };
 
+/// Processor time of the calling program.
+template <class Work>
+double processor_seconds(Work&& work) {
+    const std::clock_t start = std::clock();
+    work();
+    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
 /// Wall time; with one thread processor time, so that what else the machine does hardly counts.
 template <class Work>
 double seconds(Work&& work) {
-    const bool alone = context().threads() == 1;
+    if (context().threads() == 1) return processor_seconds(work);
     const auto start = std::chrono::steady_clock::now();
-    const std::clock_t processor = std::clock();
     work();
-    if (alone) return static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -2,6 +2,8 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include "kimik3/core/rng.hpp"
+#include "kimik3/io/gguf_tokenizer.hpp"
 #include "text/tiny_vocabulary.hpp"
 
 using namespace kimik3;
@@ -28,6 +30,20 @@ std::vector<std::string> pieces(std::vector<PreTokenizerStep> steps, std::string
     Matcher matcher;
     PreTokenizer(steps).split(text, matcher, [&](std::string_view piece) { out.emplace_back(piece); });
     return out;
+}
+
+bool has_automaton(std::string_view pattern) {
+    return detail::AsciiAutomaton::of(detail::RegexDialect(pattern).rewrite(), detail::ascii_set).has_value();
+}
+
+/// A character: a random one of ASCII, or of those that split patterns tell apart.
+std::string random_character(Philox& numbers) {
+    static const std::vector<std::string> told_apart = {
+        "'", "s", "S", "t", "re", "VE", "ll", "d", "a", "Z", " ", " ", "  ", "\n", "\r", "\t",
+        "\f", "\x1f", "7", "42", ".", "-", "_", "\x7f", "é", "É", "ſ", "K", "中", "々", "ǅ", "\u0301", "ʰ", "٣", "½",
+        "\u00a0", "\u2028", "’", "😀"};
+    if (numbers.uniform() < 0.3) return {static_cast<char>(numbers.uniform() * 128)};
+    return told_apart[to_size(static_cast<Index>(numbers.uniform() * static_cast<double>(told_apart.size())))];
 }
 
 }  // namespace
@@ -83,6 +99,44 @@ BOOST_AUTO_TEST_CASE(a_pattern_that_backtracks_without_end_gives_up_with_an_erro
     Matcher matcher;
     Span span;
     BOOST_CHECK_THROW(matcher.find(Regex("(?:a|aa|ab?)*[cd]"), std::string(60, 'a'), 0, span), Error);
+}
+
+// A group that captures is not read by the automaton: PCRE2 alone is the reference.
+BOOST_AUTO_TEST_CASE(the_automaton_finds_what_pcre2_finds_in_any_text) {
+    Philox numbers(1);
+    std::vector<std::string> texts;
+    for (int i = 0; i < 1500; ++i) {
+        texts.emplace_back();
+        const double strange = i % 2 == 0 ? 1.0 : 0.2;  // half of the texts have little but words
+        for (double left = numbers.uniform() * 30; left > 0; --left)
+            if (numbers.uniform() < strange) texts.back() += random_character(numbers);
+            else texts.back() += numbers.uniform() < 0.2 ? " " : "w";
+    }
+    for (const std::string_view pattern :
+         {gpt2_pattern, kimi_pattern, detail::llama3_pattern, detail::qwen2_pattern, std::string_view("\\p{N}"),
+          std::string_view("\\w+|[^\\w\\s]+"), std::string_view("(?:a|ab)(?:c|bcd)?d*"), std::string_view("w{2,3}|s*"),
+          std::string_view("[[:alpha:]]{2,}(?= )|(?i:vE|\\x{7}|\\.|7)(?!l)"),
+          std::string_view("s?s?s?ss|w*7|wwww|.")}) {
+        BOOST_TEST_INFO_SCOPE(pattern);
+        BOOST_REQUIRE(has_automaton(pattern));
+        const Regex with(pattern), without("(" + std::string(pattern) + ")");
+        Matcher matcher;
+        for (const std::string& text : texts)
+            for (Index from = 0; from <= static_cast<Index>(text.size());
+                 from += from < static_cast<Index>(text.size()) ? utf8_unit(text, from).bytes : 1) {
+                Span one, other;
+                const bool found = matcher.find(with, text, from, one);
+                if (found != matcher.find(without, text, from, other) ||
+                    (found && (one.begin != other.begin || one.end != other.end)))
+                    BOOST_FAIL("from " << from << " in '" << text << "': " << one.end << ", not " << other.end);
+            }
+    }
+}
+
+BOOST_AUTO_TEST_CASE(the_automaton_leaves_to_pcre2_what_it_does_not_read) {
+    for (const char* pattern : {"(a)", "(?:a|b)*", "(?:ab){2}", "a+?", "a++", "a*b$", "^a", "(?<=a)b", "(?<!a)b",
+                                "(?!ab)c", "\\Aa", "(?i)a", "a{1000}", "(?:a?a?){1}", "(?>a)", "a{,3}"})
+        BOOST_TEST(!has_automaton(pattern), pattern);
 }
 
 BOOST_AUTO_TEST_CASE(split_behaviours_treat_matches_as_they_say) {

@@ -94,7 +94,7 @@ struct SavedRead {
                             const Residuals<const T>& residuals, bool keep = false) const {
         StepInput<T> in = Site::step_input(c, p, residuals);
         in.norm = norm, in.eps = c.rms_norm_eps;
-        if (keep || normed.rows > 8) in.normed = normed;
+        if (keep || normed.rows > most_held_rows) in.normed = normed;
         return in;
     }
 

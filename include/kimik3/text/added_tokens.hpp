@@ -28,9 +28,9 @@ public:
         const auto stretch = [&](Index end) {
             if (done < end) between(text.substr(to_size(done), to_size(end - done)));
         };
-        for (Index at = 0; at < size;) {
-            const AddedToken* token =
-                first_byte_[static_cast<unsigned char>(text[to_size(at)])] ? longest_at(text, at) : nullptr;
+        for (Index at = tokens_.empty() ? size : 0; at < size;) {
+            while (at < size && !first_byte_[static_cast<unsigned char>(text[to_size(at)])]) ++at;
+            const AddedToken* token = at < size ? longest_at(text, at) : nullptr;
             if (token == nullptr) {
                 ++at;
                 continue;

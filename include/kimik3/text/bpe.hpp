@@ -3,8 +3,8 @@
 // of lowest rank is merged, the leftmost first, until none is left. A queue over a linked list: O(n log n) for n bytes,
 // so a piece of a million equal letters costs no more than a million short ones.
 
+#include <bit>
 #include <functional>
-#include <unordered_map>
 
 #include "kimik3/text/tokenizer_spec.hpp"
 
@@ -41,10 +41,19 @@ public:
     /// The next merge in the order of ranks. Of a pair given twice the later rank counts, as in `tokenizers`.
     void add(Merge pair, std::int32_t merged) {
         if (!pair.tied) ++rank_;
-        merges_.insert_or_assign(pair_key(pair.left, pair.right), Merged{rank_, merged});
+        reserve(pairs_ + 1);
+        Slot& slot = slots_[place(pair_key(pair.left, pair.right))];
+        if (slot.pair == no_pair) ++pairs_;
+        slot = {pair_key(pair.left, pair.right), {rank_, merged}};
     }
 
-    void reserve(std::size_t merges) { merges_.reserve(merges); }
+    /// At most half of the slots are taken.
+    void reserve(std::size_t pairs) {
+        if (2 * pairs < slots_.size()) return;
+        const std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(std::bit_ceil(2 * pairs + 1)));
+        for (const Slot& slot : old)
+            if (slot.pair != no_pair) slots_[place(slot.pair)] = slot;
+    }
     /// -1: the byte has no token and is left out of every piece, whose other bytes then stand side by side.
     void set_byte(unsigned char byte, std::int32_t id) { byte_id_[byte] = id; }
 
@@ -55,8 +64,21 @@ private:
     struct Merged {
         std::int32_t rank, id;
     };
+    static constexpr std::uint64_t no_pair = ~std::uint64_t{0};
+    struct Slot {
+        std::uint64_t pair = no_pair;
+        Merged merged{};
+    };
 
-    std::unordered_map<std::uint64_t, Merged, PairHash> merges_;
+    /// The slot of the pair, or the free one where it belongs.
+    std::size_t place(std::uint64_t pair) const {
+        std::size_t at = PairHash{}(pair) & (slots_.size() - 1);
+        while (slots_[at].pair != pair && slots_[at].pair != no_pair) at = (at + 1) & (slots_.size() - 1);
+        return at;
+    }
+
+    std::vector<Slot> slots_{1};  // a power of two: one read of memory finds a pair, or that it does not merge
+    std::size_t pairs_ = 0;
     std::int32_t byte_id_[256] = {}, rank_ = 0;
 };
 
@@ -66,8 +88,8 @@ inline Index MergeTable::encode(std::string_view piece, Scratch& scratch, std::v
     const auto symbol = [&](Index i) -> Scratch::Symbol& { return scratch.symbols[to_size(i)]; };
     const auto merge_at = [&](Index i) -> const Merged* {
         if (symbol(i).id < 0 || symbol(i).next < 0) return nullptr;
-        const auto found = merges_.find(pair_key(symbol(i).id, symbol(symbol(i).next).id));
-        return found == merges_.end() ? nullptr : &found->second;
+        const Slot& slot = slots_[place(pair_key(symbol(i).id, symbol(symbol(i).next).id))];
+        return slot.pair == no_pair ? nullptr : &slot.merged;
     };
     const auto entry = [](std::int32_t rank, Index i) {
         return (static_cast<std::uint64_t>(rank) << place_bits) | static_cast<std::uint64_t>(i);

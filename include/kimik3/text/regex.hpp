@@ -1,9 +1,9 @@
 #pragma once
-// Regular expressions of tokenizer files, run by PCRE2 (UTF, Unicode properties, JIT where the library has it). The
-// files are written for Oniguruma and Rust's fancy-regex; where PCRE2 reads the same characters differently they are
-// rewritten: \s and \w mean the Unicode properties, \p{Script} means the script itself and not its extensions, and a
-// class with intersections or classes inside ([\p{L}&&[^\p{Han}]]) becomes the list of its ranges. What cannot be
-// rewritten is refused by name.
+// Regular expressions of tokenizer files, run by PCRE2 (UTF, Unicode properties, JIT where the library has it), with an
+// automaton in front that decides what depends on ASCII only. The files are written for Oniguruma and Rust's
+// fancy-regex; where PCRE2 reads the same characters differently they are rewritten: \s and \w mean the Unicode
+// properties, \p{Script} means the script itself and not its extensions, and a class with intersections or classes
+// inside ([\p{L}&&[^\p{Han}]]) becomes the list of its ranges. What cannot be rewritten is refused by name.
 
 #ifndef PCRE2_CODE_UNIT_WIDTH
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kimik3/core/error.hpp"
-#include "kimik3/text/utf8.hpp"
+#include "kimik3/text/ascii_automaton.hpp"
 
 namespace kimik3 {
 
@@ -32,6 +32,7 @@ private:
     friend class Matcher;
     std::string pattern_;
     std::shared_ptr<const pcre2_code_8> code_;
+    std::shared_ptr<const detail::AsciiAutomaton> automaton_;  // none where it cannot read the pattern
     bool jit_ = false;
 };
 
@@ -80,6 +81,30 @@ inline std::shared_ptr<const pcre2_code_8> compile_pcre2(std::string_view patter
     }
     pcre2_jit_compile_8(code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter runs the pattern
     return {code, [](const pcre2_code_8* c) { pcre2_code_free_8(const_cast<pcre2_code_8*>(c)); }};
+}
+
+/// Calls take(code point), in order, for those below `limit` that a pattern for one code point matches.
+template <class Take>
+void for_each_code_point_of(const std::string& single, std::uint32_t limit, Take&& take) {
+    std::string why_not, text;
+    const auto code = compile_pcre2(single, why_not);
+    require(code != nullptr, "the class '{}' of a regular expression cannot be compiled: {}", single, why_not);
+    for (std::uint32_t c = 0; c < limit; ++c)
+        if (c < 0xd800 || c > 0xdfff) append_utf8(text, c);
+    std::unique_ptr<pcre2_match_data_8, decltype(&pcre2_match_data_free_8)> data(pcre2_match_data_create_8(1, nullptr),
+                                                                             &pcre2_match_data_free_8);
+    require(data != nullptr, "out of memory while compiling a regular expression");
+    const PCRE2_SIZE* place = pcre2_get_ovector_pointer_8(data.get());
+    for (PCRE2_SIZE at = 0; pcre2_match_8(code.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), at,
+                                          PCRE2_NO_UTF_CHECK, data.get(), nullptr) >= 0;
+         at = place[1])
+        take(code_point_at(text, static_cast<Index>(place[0])));
+}
+
+inline AsciiSet ascii_set(const std::string& single) {
+    AsciiSet set;
+    for_each_code_point_of(single, 128, [&](std::uint32_t c) { set.set(c); });
+    return set;
 }
 
 /// The published dialect -> PCRE2's.
@@ -194,10 +219,13 @@ private:
 inline Regex::Regex(std::string_view pattern) : pattern_(pattern) {
     require(is_utf8(pattern), "a regular expression must be UTF-8");
     std::string why_not;
-    code_ = detail::compile_pcre2(detail::RegexDialect(pattern_).rewrite(), why_not);
+    const std::string rewritten = detail::RegexDialect(pattern_).rewrite();
+    code_ = detail::compile_pcre2(rewritten, why_not);
     require(code_ != nullptr, "the regular expression '{}' cannot be compiled: {}", pattern, why_not);
     PCRE2_SIZE machine_code = 0;
     jit_ = pcre2_pattern_info_8(code_.get(), PCRE2_INFO_JITSIZE, &machine_code) == 0 && machine_code > 0;
+    if (auto automaton = detail::AsciiAutomaton::of(rewritten, detail::ascii_set))
+        automaton_ = std::make_shared<const detail::AsciiAutomaton>(std::move(*automaton));
 }
 
 inline Matcher::Matcher()
@@ -208,6 +236,11 @@ inline Matcher::Matcher()
 }
 
 inline bool Matcher::find(const Regex& regex, std::string_view text, Index from, Span& match) {
+    if (regex.automaton_ != nullptr) {
+        match.end = regex.automaton_->match(text, from);
+        match.begin = from;
+        if (match.end >= 0 || from == static_cast<Index>(text.size())) return match.end >= 0;
+    }
     // The work that one search may cost grows with the text; only patterns that backtrack without end meet the limit.
     constexpr Index most = std::uint32_t(-1);
     const Index limit = (std::min)(most, 10'000'000 + 64 * static_cast<Index>(text.size()));
@@ -228,33 +261,20 @@ inline bool Matcher::find(const Regex& regex, std::string_view text, Index from,
     return true;
 }
 
-/// Asks PCRE2 about every code point.
 inline std::string detail::RegexDialect::ranges_of(const std::string& single) {
-    std::string why_not, text;
-    const auto code = compile_pcre2(single, why_not);
-    require(code != nullptr, "the class '{}' of a regular expression cannot be compiled: {}", single, why_not);
-    for (std::uint32_t c = 0; c <= 0x10ffff; ++c)
-        if (c < 0xd800 || c > 0xdfff) append_utf8(text, c);
-    std::unique_ptr<pcre2_match_data_8, decltype(&pcre2_match_data_free_8)> data(pcre2_match_data_create_8(1, nullptr),
-                                                                             &pcre2_match_data_free_8);
-    require(data != nullptr, "out of memory while compiling a regular expression");
     std::string out;
     std::uint32_t first = 1, last = 0;  // the open range; none while first > last
     const auto close_range = [&] {
         if (first <= last) out += fmt::format("\\x{{{:x}}}-\\x{{{:x}}}", first, last);
     };
-    const PCRE2_SIZE* place = pcre2_get_ovector_pointer_8(data.get());
-    for (PCRE2_SIZE at = 0; pcre2_match_8(code.get(), reinterpret_cast<PCRE2_SPTR8>(text.data()), text.size(), at,
-                                          PCRE2_NO_UTF_CHECK, data.get(), nullptr) >= 0;
-         at = place[1]) {
-        const std::uint32_t c = code_point_at(text, static_cast<Index>(place[0]));
+    for_each_code_point_of(single, 0x110000, [&](std::uint32_t c) {
         if (first <= last && c == last + 1) {
             last = c;
         } else {
             close_range();
             first = last = c;
         }
-    }
+    });
     close_range();
     return out.empty() ? "(?!)" : "[" + out + "]";
 }

@@ -116,7 +116,7 @@ public:
     Encoding(const State& state, Specials specials) : state_(state), as_text_(specials == Specials::as_text) {}
 
     std::vector<std::int32_t> run(std::string_view text) && {
-        recent_.resize(std::bit_floor((std::min)(text.size() / 32, std::size_t{1} << 14)));
+        recent_.resize(std::bit_floor((std::min)(text.size() / 64, std::size_t{1} << 13)));
         state_.raw_finder->split(
             text, as_text_, matcher_,
             [&](std::string_view between) {
@@ -149,17 +149,17 @@ private:
             return;
         }
         Recent looked_for;
-        std::memcpy(looked_for.bytes, piece.data(), piece.size());
-        const std::uint64_t mixed = (looked_for.bytes[0] ^ (looked_for.bytes[1] << 1)) * 0x9E3779B97F4A7C15u;
-        Recent& place = recent_[(mixed >> 40) & (recent_.size() - 1)];
-        if (place.size == piece.size() && place.bytes[0] == looked_for.bytes[0] &&
-            place.bytes[1] == looked_for.bytes[1]) {
-            if (place.count == 1) ids_.push_back(place.id);
-            else repeat({place.begin, place.begin + place.count});
+        looked_for.set(piece);
+        const std::uint64_t mixed =
+            (looked_for.bytes[0] ^ std::rotl(looked_for.bytes[1], 23) ^ piece.size()) * 0x9E3779B97F4A7C15u;
+        auto& [place, older] = recent_[(mixed >> 48) & (recent_.size() - 1)];
+        for (const Recent* known : {&place, &older}) {
+            if (!known->is(looked_for)) continue;
+            if (known->count == 1) ids_.push_back(known->id);
+            else repeat({known->begin, known->begin + known->count});
             return;
         }
-        place = looked_for;
-        place.size = static_cast<std::uint8_t>(piece.size());
+        older = std::exchange(place, looked_for);
         place.begin = static_cast<Index>(ids_.size());
         look_up(piece);
         place.count = static_cast<std::uint8_t>(static_cast<Index>(ids_.size()) - place.begin);
@@ -181,13 +181,35 @@ private:
         for (Index at = earlier.begin; at < earlier.end; ++at) ids_.push_back(ids_[to_size(at)]);
     }
 
-    /// A short piece and where in ids_ it was encoded. A table of them, each at the place that its bytes give, stays in
+    /// A short piece and where in ids_ it was encoded. A table of them, two at each place that the bytes give, stays in
     /// the processor's cache, where the vocabulary does not.
     struct Recent {
         std::uint64_t bytes[2] = {};
         Index begin = 0;
         std::int32_t id = 0;  // where it is one
         std::uint8_t size = 0, count = 0;
+
+        bool is(const Recent& other) const {
+            return size == other.size && bytes[0] == other.bytes[0] && bytes[1] == other.bytes[1];
+        }
+
+        /// All bytes of the piece, the first and the last ones in parts that may overlap.
+        void set(std::string_view piece) {
+            const auto part = [&]<class T>(T word, std::size_t at) {
+                std::memcpy(&word, piece.data() + at, sizeof word);
+                return std::uint64_t{word};
+            };
+            const std::size_t n = piece.size();
+            if (n >= 8) bytes[0] = part(std::uint64_t{}, 0), bytes[1] = part(std::uint64_t{}, n - 8);
+            else if (n >= 4) bytes[0] = part(std::uint32_t{}, 0) | part(std::uint32_t{}, n - 4) << 32;
+            else
+                bytes[0] =
+                    part(std::uint8_t{}, 0) | part(std::uint8_t{}, n / 2) << 8 | part(std::uint8_t{}, n - 1) << 16;
+            size = static_cast<std::uint8_t>(n);
+        }
+    };
+    struct alignas(64) RecentPair {
+        Recent newer, older;
     };
 
     static constexpr std::size_t cached_piece_bytes = 128, cached_pieces = 1 << 18;
@@ -196,7 +218,7 @@ private:
     bool as_text_;
     Matcher matcher_;
     std::vector<std::int32_t> ids_;
-    std::vector<Recent> recent_;
+    std::vector<RecentPair> recent_;
     std::unordered_map<std::string, Span, detail::TextHash, std::equal_to<>>
         cache_;  // piece -> where in ids_ it was encoded
     detail::MergeTable::Scratch scratch_;

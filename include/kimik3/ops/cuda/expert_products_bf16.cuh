@@ -5,6 +5,7 @@
 
 #include "kimik3/ops/cuda/expert_tiles.cuh"
 #include "kimik3/ops/cuda/expert_weights.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 #include "kimik3/ops/situ.hpp"
 
 namespace kimik3::gpu {
@@ -225,12 +226,12 @@ void combine_bf16(const Context<Cuda>& ctx, const ExpertDispatch& d, MatrixView<
             const Index row = d.position(n, j);
             const float factor = weight(n, j);
             float values[8];
-            unpack_eight(__ldg(reinterpret_cast<const uint4*>(from.row(row)) + piece), values);
+            load_eight(from.row(row) + 8 * piece, values);
 #pragma unroll
             for (int c = 0; c < 8; ++c) sum[c] += factor * values[c];
             if (piece == 0) also(n, j, row);
         }
-        reinterpret_cast<uint4*>(to.row(n))[piece] = pack_eight(sum);
+        Eight<bf16>::of(sum).store(to.row(n) + 8 * piece);
     });
 }
 

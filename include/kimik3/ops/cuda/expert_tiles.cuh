@@ -4,7 +4,6 @@
 // warpgroup; its operands come in steps of 64 along K through a ring of stages in shared memory, which runs on from
 // tile to tile. A job says what a and b are and what becomes of a finished tile.
 
-#include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/expert_warpgroup.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"
 
