@@ -10,3 +10,4 @@
 #include "kimik3/io/safetensors_writer.hpp"
 #include "kimik3/kimik3.hpp"
 #include "kimik3/model/runtime_parameters.hpp"
+#include "kimik3/train/metrics.hpp"

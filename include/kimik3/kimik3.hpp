@@ -15,5 +15,4 @@
 #include "kimik3/model/probe.hpp"
 #include "kimik3/model/summary.hpp"
 #include "kimik3/ops/cpu.hpp"
-#include "kimik3/train/metrics.hpp"
 #include "kimik3/train/trainer.hpp"

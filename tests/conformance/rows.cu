@@ -251,6 +251,29 @@ BOOST_AUTO_TEST_CASE(embedding) {
     });
 }
 
+/// As many tokens as an id has places, fewer and more; the same bits every time.
+BOOST_AUTO_TEST_CASE(embedding_of_rare_and_frequent_ids) {
+    std::vector<std::int32_t> all;
+    for (const auto& [id, count] : {std::pair{3, 1}, {4, 2}, {7, 31}, {8, 32}, {9, 33}, {0, 64}, {12, 65}, {11, 5000}})
+        all.insert(all.end(), to_size(count), id);
+    Philox numbers(1);
+    for (std::size_t n = all.size(); n-- > 1;)
+        std::swap(all[n], all[static_cast<std::size_t>(numbers.uniform() * static_cast<double>(n + 1))]);
+    const Index tokens = static_cast<Index>(all.size()), vocab = 13;
+    Ids ids(1, tokens, 0);
+    for (Index n = 0; n < tokens; ++n) ids.host(0, n) = all[to_size(n)];
+    ids.send();
+    for (const auto& [width, gap] : {std::pair<Index, Index>{72, 8}, {640, 0}, {37, 3}}) {
+        Half dy = Half::random(tokens, width, 1, 1.0, gap);
+        Both dtable = Both::random(vocab, width, 2, 1.0, gap), again = Both::random(vocab, width, 2, 1.0, gap);
+        embedding_backward(cpu(), span_of(ids.c()), dy.c(), dtable.c());
+        embedding_backward(cuda(), span_of(ids.g()), dy.g(), dtable.g());
+        embedding_backward(cuda(), span_of(ids.g()), dy.g(), again.g());
+        check_same("dtable", dtable);
+        BOOST_TEST((again.found() == dtable.found()), "the same bits");
+    }
+}
+
 BOOST_AUTO_TEST_CASE(cross_entropies) {
     at_sizes([]<class M>(Kind<M>, Index rows, Index width, Index gap) {
         Ids targets(1, rows, 0);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "conformance/device.hpp"
+#include "io/files.hpp"
 #include "kimik3/cuda.cuh"
 
 using namespace kimik3;
@@ -128,6 +129,35 @@ void check_many_rows(Index tokens, Index width, Index out, double tolerance) {
     }
 }
 
+/// What a step does not take names the value and the rule.
+void check_refused_products() {
+    using T = float;
+    Both v = Both::random(9, 64, 1, 1.0, 0), w = Both::random(20, 64, 2, 1.0, 0), gap = Both::random(20, 64, 3),
+         y(9, 20), few(8, 20), normed(9, 64), gamma = vector_of(64, 4), short_norm = vector_of(60, 5);
+    StepInput<T> in = StepInput<T>::norm_of(v.g(), gamma.gv(), 1e-5, normed.g());
+    const auto text = [&](const StepInput<T>& from, StepProduct<T> product) {
+        return refusal([&] { step_products(cuda(), from, {product}); });
+    };
+    const auto plain = StepProduct<T>::plain(w.g(), y.g());
+    BOOST_CHECK_EQUAL(text(in, StepProduct<T>::plain(gap.g(), y.g())),
+                      "step_products: w has rows of 64 one right below the other, got one every 67");
+    BOOST_CHECK_EQUAL(text(in, StepProduct<T>::plain(w.g(), few.g())), "step_products: y must be [9, 20], got [8, 20]");
+    BOOST_CHECK_EQUAL(text(in, StepProduct<T>::plain(w.g(), y.g(), few.g())),
+                      "step_products: residual must be [9, 20], got [8, 20]");
+    StepInput<T> unkept = in, other_norm = in;
+    unkept.normed = {}, other_norm.norm = short_norm.gv();
+    BOOST_CHECK_EQUAL(text(unkept, plain), "step_products: 9 rows need normed, where more than 2 are kept");
+    BOOST_CHECK_EQUAL(text(other_norm, plain), "step_products: norm must have 64 elements, got 60");
+    StepProduct<T> second = StepProduct<T>::plain(w.g(), y.g());
+    second.second = few.g(), second.w2 = w.g();
+    BOOST_CHECK_EQUAL(text(in, second), "step_products: second must be [9, 20], got [8, 20]");
+    BOOST_CHECK_EQUAL(text(StepInput<T>{}, plain),
+                      "step_products: the input is made of 1 to 32 candidates or parts, got 0");
+    Both broad = Both::random(1, 1032, 6), matrix = Both::random(4, 1032, 7, 1.0, 0), out(1, 4);
+    BOOST_CHECK_EQUAL(text(StepInput<T>::norm_of(broad.g(), {}, 1e-5, {}), StepProduct<T>::plain(matrix.g(), out.g())),
+                      "step_products: no step mixes or sums rows of 1032");
+}
+
 /// One new token for sequences with and without a past, in slots that are not in order.
 Sequences step_of(Index count, Index past) { return sequences_of(std::vector<Index>(to_size(count), 1), past); }
 
@@ -151,6 +181,13 @@ void check_kda(Index count, Index heads, Index dim, Index rank, Index taps, bool
     const StepKda<T> in{heads,     -5.0,      1e-5,      q.g(),          k.g(),          v.g(),          conv[0].g(),
                         conv[1].g(), conv[2].g(), windows[0].g(), windows[1].g(), windows[2].g(), low.g(), f_b.g(),
                         b.g(),     A_log.gv(), bias.gv(), kept.g(),       gate.g(),       norm.gv()};
+    StepKda<T> wrong = in;
+    wrong.dt_bias = norm.gv();
+    BOOST_CHECK_EQUAL(refusal([&] { step_kda(cuda(), seq, wrong, y.g()); }),
+                      fmt::format("step_kda: dt_bias must have {} elements, got {}", wide, dim));
+    wrong = in, wrong.q_conv = conv[0].g().middle_rows(0, dim);
+    BOOST_CHECK_EQUAL(refusal([&] { step_kda(cuda(), seq, wrong, y.g()); }),
+                      fmt::format("step_kda: q_conv must be [{}, {}], got [{}, {}]", wide, taps, dim, taps));
     step_kda(cuda(), seq, in, y.g());
     Pairs* inputs[] = {&q, &k, &v};
     Pairs* outputs[] = {&q_out, &k_out, &v_out};
@@ -212,6 +249,17 @@ void check_experts(Index tokens, Index all, Index chosen, Index latent, Index in
     Pairs hidden(tokens * chosen, inner, 0), out(tokens * chosen, latent);
     step_experts(cuda(), StepExperts<T>{scores.g(), bias.gv(), rule, betas, z.g(), w1.g(), w3.g(), w2.g(), experts.g(),
                                         weights.g(), hidden.g(), out.g()});
+    const auto refused = [&](MatrixView<const T> first, MatrixView<float> shares) {
+        return refusal([&] {
+            step_experts(cuda(), StepExperts<T>{scores.g(), bias.gv(), rule, betas, z.g(), first, w3.g(), w2.g(),
+                                                experts.g(), shares, hidden.g(), out.g()});
+        });
+    };
+    BOOST_CHECK_EQUAL(
+        refused(w1.g().middle_rows(0, inner), weights.g()),
+        fmt::format("step_experts: w1 must be [{}, {}], got [{}, {}]", all * inner, latent, inner, latent));
+    BOOST_CHECK_EQUAL(refused(w1.g(), weights.g().middle_cols(0, 1)),
+                      fmt::format("step_experts: weights must be [{}, {}], got [{}, 1]", tokens, chosen, tokens));
     std::vector<double> gate(to_size(inner)), up(to_size(inner));
     for (Index n = 0; n < tokens; ++n) {
         std::vector<Index> order(to_size(all));
@@ -246,6 +294,29 @@ std::vector<std::int32_t> some_tokens(Index count, std::uint64_t seed, Index voc
     for (Index i = 0; i < count; ++i)
         tokens.push_back(static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(vocabulary))));
     return tokens;
+}
+
+/// Random numbers at the borders of tokens' shares, and a few roundings beside them: the token is that before or after
+/// the border.
+void check_borders(Index vocabulary, double spread) {
+    Both logits = Both::random(1, vocabulary, 78, spread);
+    std::vector<double> ends;
+    double top = logits.host(0, 0), sum = 0;
+    for (Index c = 1; c < vocabulary; ++c) top = (std::max)(top, logits.host(0, c));
+    for (Index c = 0; c < vocabulary; ++c) ends.push_back(sum += std::exp(logits.host(0, c) - top));
+    std::vector<SampleRow> rows;
+    for (Index c = 0; c + 1 < vocabulary; ++c)
+        for (int rounding = -1; rounding <= 1; ++rounding)
+            rows.push_back({.vocabulary = vocabulary,
+                            .uniform = std::clamp(ends[to_size(c)] / sum + rounding * 0x1p-54, 0.0, 1.0 - 0x1p-53)});
+    std::vector<std::int32_t> found, again;
+    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, found);
+    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, again);
+    BOOST_CHECK(found == again);
+    Index far = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        far += found[i] - static_cast<Index>(i / 3) != 0 && found[i] - static_cast<Index>(i / 3) != 1;
+    BOOST_CHECK_MESSAGE(far == 0, far << " of " << rows.size() << " numbers near borders drew other tokens");
 }
 
 void check_drawing(const SamplingOptions& options, Index vocabulary, double spread, bool coarse) {
@@ -342,6 +413,11 @@ BOOST_AUTO_TEST_CASE(tokens_are_drawn_by_the_law) {
                           vocabulary, 3.0, coarse);
         }
 }
+BOOST_AUTO_TEST_CASE(numbers_at_borders_draw_a_token_beside_them) {
+    check_borders(2500, 1.0);
+    check_borders(1500, 0.0);
+}
+BOOST_AUTO_TEST_CASE(refused_products) { check_refused_products(); }
 BOOST_AUTO_TEST_CASE(refused_rows) {
     Both logits = Both::random(4, 50, 1);
     logits.host(0, 7) = std::nan(""), logits.host(1, 9) = INFINITY;

@@ -114,6 +114,26 @@ private:
     Index bytes_ = 0;
 };
 
+/// Host memory that kernels read and write where it lies, over the bus; frees itself.
+class PinnedMemory {
+public:
+    PinnedMemory() = default;
+    explicit PinnedMemory(Index bytes) : bytes_(bytes) {
+        void* memory = nullptr;
+        if (bytes > 0) KIMIK3_CUDA(cudaHostAlloc(&memory, to_size(bytes), cudaHostAllocMapped));
+        data_.reset(static_cast<std::byte*>(memory));
+    }
+    std::byte* data() const { return data_.get(); }
+    Index bytes() const { return bytes_; }
+
+private:
+    struct Release {
+        void operator()(std::byte* memory) const { cudaFreeHost(memory); }
+    };
+    std::unique_ptr<std::byte, Release> data_;
+    Index bytes_ = 0;
+};
+
 /// Whose scratch memory: an operation's own, that of a helper which it calls, that of an operation made of others, or
 /// that of one which runs in a wider type.
 enum class Scratch : std::uint8_t { operation, walk, sums, composed, widened };
@@ -172,6 +192,13 @@ public:
             memory = DeviceMemory(bytes);
         }
         return reinterpret_cast<T*>(memory.data());
+    }
+
+    /// Host memory for the few bytes that an operation gives to a kernel and takes back, valid until it is asked for
+    /// again; whoever asks waits for the kernel before it returns.
+    std::byte* mailbox(Index bytes) const {
+        if (shared_->mailbox.bytes() < bytes) shared_->mailbox = PinnedMemory(bytes);
+        return shared_->mailbox.data();
     }
 
     /// What body enqueues, recorded and not run: starting it does what body would do, in the memory that body names.
@@ -316,6 +343,7 @@ private:
         DeviceMemory products;  // cuBLAS's own scratch
         std::map<detail::ProductShape, detail::ProductPlan> plans;
         DeviceMemory scratch[5];
+        PinnedMemory mailbox;
         std::list<Description> descriptions;  // the last used first
         Index sent = 0;
         bool recording = false;

@@ -188,7 +188,7 @@ private:
     }
 
     void give_out(Member& sequence, std::int32_t token) {
-        if (std::ranges::find(options_.stop_ids, token) != options_.stop_ids.end()) {
+        if (std::count(options_.stop_ids.begin(), options_.stop_ids.end(), token) > 0) {
             sequence.finish = Finish::stop_token;
             return;
         }

@@ -87,13 +87,13 @@ public:
 
 private:
     void penalise(std::span<const std::int32_t> history) {
-        seen_.assign(weights_.size(), false);
+        seen_.assign(weights_.size(), 0);
         for (const std::int32_t id : history) {
             require(id >= 0 && static_cast<std::size_t>(id) < weights_.size(),
                     "a token of the history is an id of 0 or more and below {}, got {}", weights_.size(), id);
             const std::size_t at = static_cast<std::size_t>(id);
-            if (seen_[at]) continue;
-            seen_[at] = true;
+            if (seen_[at] != 0) continue;
+            seen_[at] = 1;
             double& logit = weights_[at];
             logit = logit > 0.0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
         }
@@ -145,7 +145,7 @@ private:
     Philox rng_;
     std::vector<double> weights_;  // logits, then probabilities but for a factor
     std::vector<std::size_t> order_;
-    std::vector<bool> seen_;
+    std::vector<std::uint8_t> seen_;
 };
 
 }  // namespace kimik3

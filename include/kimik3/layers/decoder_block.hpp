@@ -59,6 +59,16 @@ struct BlockScratch {
     }
 };
 
+/// The running sum after attention and after the feed-forward; the next layers read them, so they outlive Saved.
+template <class T>
+struct BlockSums {
+    MatrixView<T> mid, out;  // [N, M]
+
+    static BlockSums bind(Arena& arena, const ModelConfig& c, Index tokens) {
+        return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size)};
+    }
+};
+
 /// What one sublayer read, and its pre-norm.
 template <class Backend, class T>
 struct SavedRead {
@@ -84,7 +94,7 @@ struct SavedRead {
                             const Residuals<const T>& residuals, bool keep = false) const {
         StepInput<T> in = Site::step_input(c, p, residuals);
         in.norm = norm, in.eps = c.rms_norm_eps;
-        if (keep || normed.rows > 8) in.normed = normed;
+        if (keep || normed.rows > most_held_rows) in.normed = normed;
         return in;
     }
 
@@ -136,14 +146,6 @@ struct BlockLayer {
         typename Attention::Saved attention;
         typename FeedForward::Saved feed_forward;
     };
-    /// The running sum after attention and after the feed-forward; the next layers read them, so they outlive Saved.
-    struct Sums {
-        MatrixView<T> mid, out;  // [N, M]
-
-        static Sums bind(Arena& arena, const ModelConfig& c, Index tokens) {
-            return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<T>(tokens, c.hidden_size)};
-        }
-    };
 
     static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
         const Index tokens = seq.tokens(), before = depth.endpoints + 1;
@@ -155,7 +157,8 @@ struct BlockLayer {
 
     /// Moves residuals on by one layer. state: the decoding state to continue and update, or nullptr.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
-                        const Sequences& seq, Residuals<const T>& residuals, Sums& sums, Saved& s, State* state) {
+                        const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s,
+                        State* state) {
         if constexpr (has_steps<Backend, T>) {
             if (state != nullptr && steps(c, seq)) return step(ctx, c, depth, p, seq, residuals, sums, s, *state);
         }
@@ -179,7 +182,7 @@ struct BlockLayer {
     }
     /// forward for one new token a sequence, in few launches.
     static void step(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
-                     const Sequences& seq, Residuals<const T>& residuals, Sums& sums, Saved& s, State& state) {
+                     const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s, State& state) {
         Attention::step(ctx, c, p.attention, seq,
                         s.attention_read.step_input(c, p.self_attention_res, p.input_layernorm, residuals),
                         depth.opens_block ? MatrixView<const T>{} : residuals.prefix, sums.mid, s.attention, state);
@@ -195,7 +198,8 @@ struct BlockLayer {
     /// The tokens with counted != 0 are added to balance, where the layer routes: here and not in forward, so that a
     /// token counts once for every contribution it makes to the gradient.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, Grads& g,
-                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients, Sums& sums,
+                         const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients,
+                         BlockSums<T>& sums,
                          Saved& s, BlockScratch<T>& scratch, const Balance& balance,
                          VectorView<const std::uint8_t> counted) {
         // (BLOCK-8)

@@ -2,6 +2,8 @@
 // The activations of one pass over a batch, laid out in one arena. Training keeps what every layer saved; with
 // Keep::sums, and in inference, all layers share the memory of one.
 
+#include <array>
+
 #include "kimik3/layers/output_head.hpp"
 #include "kimik3/model/model_params.hpp"
 
@@ -16,14 +18,12 @@ enum class Pass : std::uint8_t { training, inference };
 template <class Schedule, class Backend, class T>
 struct Activations {
     template <class Block>
-    using Sums = typename BlockLayer<Block, Backend, T>::Sums;
-    template <class Block>
     using Saved = typename BlockLayer<Block, Backend, T>::Saved;
 
     VectorView<std::int32_t> tokens, targets;         // [N]
     VectorView<std::uint8_t> counted;                 // [N] 0 where the target is ignored
     MatrixView<T> embedded;                           // [N, M]
-    typename PerLayer<Schedule, Sums>::type sums;     // [N, M] twice a layer
+    std::array<BlockSums<T>, to_size(Schedule::size)> sums;
     typename PerLayer<Schedule, Saved>::type saved;
     SavedRead<Backend, T> output;                     // the final read and norm
     typename OutputHead<Backend, T>::Scratch head;
@@ -48,10 +48,7 @@ struct Activations {
             a.zeroed = arena.matrix<T>(endpoints * tokens, c.hidden_size);
             for (Index e = 0; e < endpoints; ++e) a.gradients.endpoints.add(a.zeroed.middle_rows(e * tokens, tokens));
         }
-        static_for<layers>([&](auto layer) {
-            using Layer = BlockLayer<typename Schedule::template at<layer>, Backend, T>;
-            std::get<layer>(a.sums) = Layer::Sums::bind(arena, c, tokens);
-        });
+        for (BlockSums<T>& sums : a.sums) sums = BlockSums<T>::bind(arena, c, tokens);
         const Index shared = arena.used_bytes();
         static_for<layers>([&](auto layer) {
             using Layer = BlockLayer<typename Schedule::template at<layer>, Backend, T>;

@@ -83,11 +83,11 @@ public:
         require(counts.size() == slots.size(), "every sequence has a token count and a slot, got {} and {}",
                 counts.size(), slots.size());
         std::vector<Index> offsets{0}, past;
-        std::vector<bool> taken(lengths_.size(), false);
+        std::vector<std::uint8_t> taken(lengths_.size());
         for (std::size_t s = 0; s < counts.size(); ++s) {
             past.push_back(length(slots[s]));
-            require(!taken[to_size(slots[s])], "slot {} is named twice in one step", slots[s]);
-            taken[to_size(slots[s])] = true;
+            require(taken[to_size(slots[s])] == 0, "slot {} is named twice in one step", slots[s]);
+            taken[to_size(slots[s])] = 1;
             require(counts[s] >= 0, "a sequence has 0 new tokens or more, got {}", counts[s]);
             require(past.back() + counts[s] <= max_len_,
                     "context full: slot {} holds {} of {} tokens, {} more do not fit", slots[s], past.back(), max_len_,

@@ -328,14 +328,14 @@ private:
         clear(ctx_, acts_.gradients.prefix);
         Residuals<T> gradients = acts_.gradients;
         acts_.output.backward(ctx_, config, params_.output_attn_res, grads_.output_attn_res, params_.norm, grads_.norm,
-                              residuals_before<layers>(), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
+                              residuals_before(layers), acts_.scratch.dnormed, acts_.scratch.dh, gradients);
         static_for_reverse<layers>([&](auto layer) { backward_layer<layer>(gradients); });
         embedding_backward(ctx_, acts_.tokens, gradients.prefix, grads_.embed_tokens);
     }
 
     template <Index layer>
     void backward_layer(Residuals<T>& gradients) {
-        const Residuals<const T> residuals = residuals_before<layer>();
+        const Residuals<const T> residuals = residuals_before(layer);
         if (keep_ == Keep::sums) {
             Residuals<const T> again = residuals;
             forward_layer<layer>(again, nullptr);
@@ -347,22 +347,14 @@ private:
     }
 
     /// What the pass handed to a layer: the endpoints stored before it and the prefix.
-    template <Index layer>
-    Residuals<const T> residuals_before() const {
+    Residuals<const T> residuals_before(Index layer) const {
         Residuals<const T> residuals;
-        for_outputs_before<layer>([&](Index before, MatrixView<const T> out) {
-            if (Depth::of(config, before).opens_block && before < layer) residuals.endpoints.add(out);
-            residuals.prefix = out;
-        });
+        residuals.prefix = acts_.embedded;
+        for (Index before = 0; before < layer; ++before) {
+            if (Depth::of(config, before).opens_block) residuals.endpoints.add(residuals.prefix);
+            residuals.prefix = acts_.sums[to_size(before)].out;
+        }
         return residuals;
-    }
-
-    /// body(l, what came into layer l) for l = 0 ... layer.
-    template <Index layer, class Body>
-    void for_outputs_before(Body&& body) const {
-        body(0, MatrixView<const T>(acts_.embedded));
-        static_for<layer>(
-            [&](auto before) { body(before + 1, MatrixView<const T>(std::get<before>(acts_.sums).out)); });
     }
 
     MatrixView<T> room_for_logits(Index rows) {

@@ -33,7 +33,7 @@ struct ModelParams {
     void fields(const ModelConfig& c, Visit&& visit) {
         visit("model.embed_tokens.weight", embed_tokens, c.vocab_size, c.hidden_size, FieldRule{});
         static_for<Schedule::size>([&](auto layer) {
-            const auto scope = visit.within("model.layers." + std::to_string(layer) + ".");
+            const auto scope = visit.within_layer(layer);
             std::get<layer>(layers).fields(c, visit);
         });
         output_attn_res.fields(c, "model.output_attn_res", visit);

@@ -34,15 +34,19 @@ private:
 
 namespace detail {
 
-/// The walk itself: not a template, so that a field costs the compiler one call.
+/// The walk itself: not a template, so that a field costs the compiler one call, and cold, so that the lists of fields
+/// are compiled for size.
 class FieldWalk {
 public:
     class Prefix {
     public:
-        Prefix(std::string& whole, std::string_view part) : whole_(whole), length_(whole.size()) { whole.append(part); }
+        [[gnu::cold, gnu::noinline]] Prefix(std::string& whole, std::string_view part)
+            : whole_(whole), length_(whole.size()) {
+            whole.append(part);
+        }
         Prefix(const Prefix&) = delete;
         Prefix& operator=(const Prefix&) = delete;
-        ~Prefix() { whole_.resize(length_); }
+        [[gnu::cold, gnu::noinline]] ~Prefix() { whole_.erase(length_); }
 
     private:
         std::string& whole_;
@@ -50,13 +54,17 @@ public:
     };
 
     [[nodiscard]] Prefix within(std::string_view prefix) { return {prefix_, prefix}; }
+    [[nodiscard, gnu::noinline]] Prefix within_layer(Index layer) {
+        return {prefix_, "model.layers." + std::to_string(layer) + "."};
+    }
 
 protected:
     explicit FieldWalk(ParameterTable* table) : table_(table) {}
 
     /// The offset of a field, which begins at a multiple of 64 bytes of float; a matrix has zeros below it (row_unit).
     /// The table gets its tensors.
-    [[gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] Index place(std::string_view name, Index experts, Extents shape,
+                                             const FieldRule& rule) {
         const Index begin = offset_;
         Index count = 1;
         for (const Index extent : shape) count *= extent;
@@ -91,11 +99,13 @@ public:
     FieldBinder(Weight* weights, Kept* kept) : FieldWalk(nullptr), weights_(weights), kept_(kept) {}
 
     template <class T>
-    void operator()(std::string_view name, MatrixView<T>& view, Index rows, Index cols, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, MatrixView<T>& view, Index rows, Index cols,
+                                                 const FieldRule& rule) {
         view = {at<T>(place(name, 0, {rows, cols}, rule)), rows, cols};
     }
     template <class T>
-    void operator()(std::string_view name, VectorView<T>& view, Index size, const FieldRule& rule) {
+    [[gnu::cold, gnu::noinline]] void operator()(std::string_view name, VectorView<T>& view, Index size,
+                                                 const FieldRule& rule) {
         view = {at<T>(place(name, 0, {size}, rule)), size};
     }
     template <class T>

@@ -25,7 +25,7 @@ inline std::vector<ParameterInfo> parameters_of(const ModelConfig& c) {
     ModelParams<LayerList<>, Cpu, float, float> outside;
     outside.fields(c, visit);
     for (Index layer = 0; layer < c.num_layers; ++layer) {
-        const auto scope = visit.within("model.layers." + std::to_string(layer) + ".");
+        const auto scope = visit.within_layer(layer);
         const bool kda = c.layer_types[layer] == Kda::letter, dense = layer < c.num_dense_layers;
         if (kda && dense) detail::visit_block<Kda, DenseFfn>(c, visit);
         else if (kda) detail::visit_block<Kda, LatentMoe>(c, visit);

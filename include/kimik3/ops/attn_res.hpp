@@ -35,6 +35,39 @@ struct Candidates {
     }
 };
 
+namespace detail {
+
+template <class T>
+void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
+    require(candidates.count >= 1, "attn_res mixes at least one candidate");
+    for (Index j = 0; j < candidates.count; ++j) require_shape("attn_res: candidate", candidates.view[j], rows, cols);
+}
+
+/// What all of the operations below ask of what they read.
+template <class T>
+void check_attn_res(Index rows, Index width, const std::type_identity_t<Candidates<const T>>& candidates,
+                    InVector<accumulator_t<T>> gamma, InVector<accumulator_t<T>> pi, In<accumulator_t<T>> p,
+                    In<accumulator_t<T>> r) {
+    check_candidates(candidates, rows, width);
+    require_size("attn_res: gamma", gamma, width);
+    require_size("attn_res: pi", pi, width);
+    require_shape("attn_res: p", p, rows, candidates.count);
+    require_shape("attn_res: r", r, rows, candidates.count);
+}
+
+/// And of the gradients.
+template <class T>
+void check_attn_res_gradients(Index rows, Index width, Index count, const Candidates<T>& dcandidates,
+                              InVector<accumulator_t<T>> dgamma, InVector<accumulator_t<T>> dpi) {
+    check_candidates(dcandidates, rows, width);
+    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
+            dcandidates.count);
+    require_size("attn_res: dgamma", dgamma, width);
+    require_size("attn_res: dpi", dpi, width);
+}
+
+}  // namespace detail
+
 template <class Backend>
 void attn_res_forward(const Context<Backend>&, ...) {
     static_assert(

@@ -18,6 +18,8 @@ namespace kimik3 {
 
 /// The most rows that a step takes; more go through the operations one by one.
 inline constexpr Index most_step_rows = 128;
+/// Rows that every block of a kernel mixes and norms for itself; more are kept in between.
+inline constexpr Index most_held_rows = 2;
 /// The most candidates that a step mixes.
 inline constexpr Index most_step_candidates = 32;
 
@@ -34,7 +36,7 @@ struct StepInput {
     MatrixView<const A> weights;       // [N, k]
     VectorView<const A> norm;          // [K], or empty
     double mix_eps = 0, eps = 0;
-    MatrixView<T> normed;              // [N, K] where x is kept; needed for more than eight rows
+    MatrixView<T> normed;              // [N, K] where x is kept; needed for more than most_held_rows
 
     /// Widths of x and of the second rows that a step takes, unless x is rows as they are.
     static constexpr bool fits(Index width, Index second = 0) {

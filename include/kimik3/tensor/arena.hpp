@@ -93,13 +93,17 @@ public:
 private:
     template <class T>
     T* take(Index count) {
+        return static_cast<T*>(take_bytes(count * static_cast<Index>(sizeof(T))));
+    }
+    /// Neither a template nor inline, so that a view costs the compiler one call.
+    [[gnu::noinline]] void* take_bytes(Index bytes) {
         const Index begin = used_bytes_;
-        used_bytes_ += round_up(count * static_cast<Index>(sizeof(T)), alignment_bytes);
+        used_bytes_ += round_up(bytes, alignment_bytes);
         peak_bytes_ = (std::max)(peak_bytes_, used_bytes_);
         if (measuring()) return nullptr;
         require(used_bytes_ <= capacity_bytes_, "the arena holds {} bytes, {} were asked for", capacity_bytes_,
                 used_bytes_);
-        return reinterpret_cast<T*>(block_ + begin);
+        return block_ + begin;
     }
 
     std::byte* block_ = nullptr;

@@ -55,6 +55,7 @@ struct FieldRule {
 ///   visit.experts(name, matrix view, experts, rows, cols, rule)
 ///       experts matrices [rows, cols] one below the other; "{}" in the name stands for the expert
 ///   visit.within(prefix)                               while the result lives, names have the prefix before them
+///   visit.within_layer(l)                              the same with the prefix of layer l
 
 /// Below a matrix of the flat arrays stand rows of zeros, so many that the number of rows is a multiple of this, which
 /// products on tensor cores ask for. with_padding(m): the matrix and these rows.

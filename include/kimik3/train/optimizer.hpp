@@ -64,9 +64,11 @@ public:
             second = add_work(p, second);
         }
         const auto more_work = [](const MuonBlock& a, const MuonBlock& b) {
-            return std::tuple(work(a), a.rows) > std::tuple(work(b), b.rows);  // those of one shape together
+            if (work(a) != work(b)) return work(a) > work(b);
+            return a.rows != b.rows ? a.rows > b.rows : a.offset < b.offset;  // those of one shape together
         };
-        std::stable_sort(muon_.begin(), muon_.end(), more_work);
+        std::make_heap(muon_.begin(), muon_.end(), more_work);  // in a total order; less code than a stable sort
+        std::sort_heap(muon_.begin(), muon_.end(), more_work);
         second_ = Buffer<A, Backend>(second);
         sums_ = Buffer<double, Backend>(static_cast<Index>(pieces_.size()));
     }

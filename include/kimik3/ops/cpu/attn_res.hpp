@@ -29,12 +29,6 @@ inline TwoDots<T> two_dots(const T* v, const T* a, const T* b, const T* c, Index
     return {first.sum(), second.sum()};
 }
 
-template <class T>
-void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
-    require(candidates.count >= 1, "attn_res mixes at least one candidate");
-    for (Index j = 0; j < candidates.count; ++j) require_shape("attn_res: candidate", candidates.view[j], rows, cols);
-}
-
 /// Backward of the tokens [first, last); dw [D] is overwritten with their share.
 template <class T>
 void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates<const T>& candidates,
@@ -75,11 +69,7 @@ void attn_res_forward(const Context<Cpu>& ctx, const std::type_identity_t<Candid
                       Out<accumulator_t<T>> r) {
     using detail::Lane;
     const Index width = h.cols, count = candidates.count;
-    detail::check_candidates(candidates, h.rows, width);
-    require_size("attn_res: gamma", gamma, width);
-    require_size("attn_res: pi", pi, width);
-    require_shape("attn_res: p", p, h.rows, count);
-    require_shape("attn_res: r", r, h.rows, count);
+    detail::check_attn_res<T>(h.rows, width, candidates, gamma, pi, p, r);
     ctx.parallel(h.rows, 4, [&](Index first, Index last) {
         for (Index n = first; n < last; ++n) {
             T weight[max_candidates], highest = -std::numeric_limits<T>::infinity(), total = 0;
@@ -110,17 +100,9 @@ void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identi
     using detail::Lane;
     constexpr Index block = 32;
     const Index rows = dh.rows, width = dh.cols, count = candidates.count, blocks = ceil_div(rows, block);
-    detail::check_candidates(candidates, rows, width);
-    detail::check_candidates(dcandidates, rows, width);
-    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
-            dcandidates.count);
+    detail::check_attn_res<T>(rows, width, candidates, gamma, pi, p, r);
+    detail::check_attn_res_gradients<T>(rows, width, count, dcandidates, dgamma, dpi);
     require_shape("attn_res: h", h, rows, width);
-    require_shape("attn_res: p", p, rows, count);
-    require_shape("attn_res: r", r, rows, count);
-    require_size("attn_res: gamma", gamma, width);
-    require_size("attn_res: pi", pi, width);
-    require_size("attn_res: dgamma", dgamma, width);
-    require_size("attn_res: dpi", dpi, width);
     const MatrixView<T> dw(ctx.workspace<T>(0, blocks * width), blocks, width);
     ctx.parallel(blocks, 1, [&](Index first, Index last) {
         for (Index b = first; b < last; ++b) {

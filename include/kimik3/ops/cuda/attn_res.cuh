@@ -8,18 +8,6 @@
 namespace kimik3 {
 namespace gpu {
 
-template <class T>
-void check_candidates(const Candidates<T>& candidates, Index rows, Index cols) {
-    require(candidates.count >= 1, "attn_res mixes at least one candidate");
-    for (Index j = 0; j < candidates.count; ++j) require_shape("attn_res: candidate", candidates.view[j], rows, cols);
-}
-
-template <class T>
-void check_weights(Index width, VectorView<const T> gamma, VectorView<const T> pi) {
-    require_size("attn_res: gamma", gamma, width);
-    require_size("attn_res: pi", pi, width);
-}
-
 /// Whether the kernel of rows was started. With the norm y has rows; h may have none.
 template <bool normed, class T>
 bool attn_res_rows_forward(const Context<Cuda>& ctx, const Candidates<const T>& candidates,
@@ -32,11 +20,9 @@ bool attn_res_rows_forward(const Context<Cuda>& ctx, const Candidates<const T>& 
     return split_row(candidates.view[0].cols, [&](auto lanes, auto vectors) {
         constexpr auto kernel = attn_res_forward_kernel<T, lanes, vectors, normed>;
         static const Index most = resident_blocks(kernel, attn_res_threads);
-        const Index blocks = (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes));
-        kernel<<<exact_grid(blocks), attn_res_threads, 0, ctx.stream()>>>(
-            FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y, p, r,
-            norm_r);
-        check_launch();
+        launch_early(ctx, (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes)), attn_res_threads, 0, kernel,
+                     FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y,
+                     p, r, norm_r);
     });
 }
 
@@ -52,27 +38,25 @@ template <bool normed, class T>
 AttnResParts<accumulator_t<T>> attn_res_rows_backward(
     const Context<Cuda>& ctx, MatrixView<const T> dy, const Candidates<const T>& candidates,
     const AttnResWeights<accumulator_t<T>>& weights, MatrixView<const accumulator_t<T>> p,
-    MatrixView<const accumulator_t<T>> r, VectorView<const accumulator_t<T>> norm_r, MatrixView<const T> h,
-    const Candidates<T>& gradients) {
+    MatrixView<const accumulator_t<T>> r, VectorView<const accumulator_t<T>> norm_r, const Candidates<T>& gradients) {
     using A = accumulator_t<T>;
-    const Index width = dy.cols, bytes = attn_res_backward_bytes<T>(width, candidates.count);
     AttnResParts<A> parts;
-    if (width > 768 || bytes > (std::min)(Index{200 * 1024}, most_shared_bytes()) ||
-        !few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) || !in_eights<const T>({dy, h}) ||
-        !in_eights<const A>({weights.norm}))
+    if (!few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) || !in_eights<const T>({dy}) ||
+        !in_eights<const A>({weights.gamma, weights.pi, weights.norm}))
         return parts;
-    const auto launch = [&](auto vectors) {
-        constexpr auto kernel = attn_res_backward_kernel<T, vectors, normed>;
-        constexpr int threads = 32 * attn_res_warps;
+    share_row(dy.cols, [&](auto halves) {
+        constexpr auto kernel = attn_res_backward_kernel<T, halves, normed>;
+        const RowThreads<halves> at(dy.cols);
+        const Index step_bytes = attn_res_step_bytes<T>(candidates.count, at.threads());
+        const int steps = step_bytes <= 24 * 1024 ? 2 : 1;
+        const Index bytes = steps * step_bytes;
+        if (bytes > (std::min)(Index{200 * 1024}, most_shared_bytes())) return;
         allow_shared_memory(kernel, bytes);
-        parts.count = (std::min)(resident_blocks(kernel, threads, bytes), ceil_div(dy.rows, attn_res_warps));
-        parts.data = ctx.workspace<A>(Scratch::sums, parts.count * (normed ? 2 : 1) * width);
-        kernel<<<exact_grid(parts.count), threads, to_size(bytes), ctx.stream()>>>(
-            dy, FewCandidates<const T>(candidates), weights, p, r, norm_r, h, FewCandidates<T>(gradients), parts.data);
-        check_launch();
-    };
-    if (width <= 256) launch(Constant<1>{});
-    else launch(Constant<3>{});
+        parts.count = (std::min)(resident_blocks(kernel, at.threads(), bytes), ceil_div(dy.rows, at.rows));
+        parts.data = ctx.workspace<A>(Scratch::sums, parts.count * (normed ? 2 : 1) * dy.cols);
+        launch_early(ctx, parts.count, at.threads(), bytes, kernel, at, steps, dy, FewCandidates<const T>(candidates),
+                     weights, p, r, norm_r, FewCandidates<T>(gradients), parts.data);
+    });
     return parts;
 }
 
@@ -99,10 +83,7 @@ void attn_res_forward(const Context<Cuda>& ctx, const std::type_identity_t<Candi
                       std::type_identity_t<Out<accumulator_t<T>>> p, std::type_identity_t<Out<accumulator_t<T>>> r) {
     using A = accumulator_t<T>;
     const Index width = h.cols, count = candidates.count;
-    gpu::check_candidates(candidates, h.rows, width);
-    gpu::check_weights<A>(width, gamma, pi);
-    require_shape("attn_res: p", p, h.rows, count);
-    require_shape("attn_res: r", r, h.rows, count);
+    detail::check_attn_res<T>(h.rows, width, candidates, gamma, pi, p, r);
     if (h.rows == 0 ||
         gpu::attn_res_rows_forward<false, T>(ctx, candidates, {gamma, pi, {}}, eps, 0.0, h, {}, p, r, {}))
         return;
@@ -142,19 +123,12 @@ void attn_res_backward(const Context<Cuda>& ctx, In<T> dh, const std::type_ident
                        OutVector<accumulator_t<T>> dgamma, OutVector<accumulator_t<T>> dpi) {
     using A = accumulator_t<T>;
     const Index rows = dh.rows, width = dh.cols, count = candidates.count;
-    gpu::check_candidates(candidates, rows, width);
-    gpu::check_candidates(dcandidates, rows, width);
-    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
-            dcandidates.count);
+    detail::check_attn_res<T>(rows, width, candidates, gamma, pi, p, r);
+    detail::check_attn_res_gradients<T>(rows, width, count, dcandidates, dgamma, dpi);
     require_shape("attn_res: h", h, rows, width);
-    require_shape("attn_res: p", p, rows, count);
-    require_shape("attn_res: r", r, rows, count);
-    gpu::check_weights<A>(width, gamma, pi);
-    require_size("attn_res: dgamma", dgamma, width);
-    require_size("attn_res: dpi", dpi, width);
     if (rows == 0) return;
-    if (const auto parts = gpu::attn_res_rows_backward<false, T>(ctx, dh, candidates, {gamma, pi, {}}, p, r, {}, h,
-                                                                 dcandidates);
+    if (const auto parts =
+            gpu::attn_res_rows_backward<false, T>(ctx, dh, candidates, {gamma, pi, {}}, p, r, {}, dcandidates);
         parts.count > 0)
         return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi, {});
     const MatrixView<A> slope(ctx.workspace<A>(Scratch::operation, rows * count), rows, count);
@@ -204,12 +178,9 @@ void attn_res_norm_forward(const Context<Cuda>& ctx, const std::type_identity_t<
                            std::type_identity_t<Out<accumulator_t<T>>> r, OutVector<accumulator_t<T>> norm_r) {
     using A = accumulator_t<T>;
     const Index rows = y.rows, width = y.cols;
-    gpu::check_candidates(candidates, rows, width);
-    gpu::check_weights<A>(width, gamma, pi);
+    detail::check_attn_res<T>(rows, width, candidates, gamma, pi, p, r);
     require_size("attn_res: w", w, width);
     require_size("attn_res: norm_r", norm_r, rows);
-    require_shape("attn_res: p", p, rows, candidates.count);
-    require_shape("attn_res: r", r, rows, candidates.count);
     if (rows == 0 ||
         gpu::attn_res_rows_forward<true, T>(ctx, candidates, {gamma, pi, w}, eps, norm_eps, {}, y, p, r, norm_r))
         return;
@@ -227,17 +198,14 @@ void attn_res_norm_backward(const Context<Cuda>& ctx, In<T> dy,
                             OutVector<accumulator_t<T>> dw, std::type_identity_t<Out<T>> dh) {
     using A = accumulator_t<T>;
     const Index rows = dy.rows, width = dy.cols, count = candidates.count;
-    gpu::check_candidates(candidates, rows, width);
-    gpu::check_candidates(dcandidates, rows, width);
-    gpu::check_weights<A>(width, gamma, pi);
+    detail::check_attn_res<T>(rows, width, candidates, gamma, pi, p, r);
+    detail::check_attn_res_gradients<T>(rows, width, count, dcandidates, dgamma, dpi);
     require_size("attn_res: w", w, width);
     require_size("attn_res: norm_r", norm_r, rows);
     require_size("attn_res: dw", dw, width);
-    require(dcandidates.count == count, "attn_res: {} candidates need as many gradients, got {}", count,
-            dcandidates.count);
     if (rows == 0) return;
     if (const auto parts =
-            gpu::attn_res_rows_backward<true, T>(ctx, dy, candidates, {gamma, pi, w}, p, r, norm_r, {}, dcandidates);
+            gpu::attn_res_rows_backward<true, T>(ctx, dy, candidates, {gamma, pi, w}, p, r, norm_r, dcandidates);
         parts.count > 0)
         return gpu::add_attn_res_sums<A>(ctx, parts, gamma, pi, dgamma, dpi, dw);
     const Candidates<const T> all = candidates;  // forward may have left h as it was

@@ -24,7 +24,7 @@ struct StepExpertsWork {
     MatrixView<T> hidden, out;
     int all;          // experts
     bool by_pair;     // blocks go over the pairs, and one that is not the first of its expert rests; else over experts
-    SituNumbers<float> form;
+    SituNumbers<T> form;
 
     __device__ int tokens() const { return static_cast<int>(z.rows); }
     __device__ int chosen() const { return static_cast<int>(experts.cols); }
@@ -97,28 +97,35 @@ __global__ void __launch_bounds__(128) choose_experts_kernel(const __grid_consta
     if (n < work.tokens()) choose_experts(work, n, work.experts.row(n), work.weights.row(n));
 }
 
-/// The pairs of one expert, in rising order.
-struct ExpertPairs {
-    int pair[most_step_rows];
-    int expert, count;
+/// The block's expert and how many pairs it has: none where another block has them, or one that is known alone.
+struct ExpertShare {
+    int expert, count, alone = -1;
 };
 
-/// The pairs of the block's expert; none where another block has them. at: the block's pair or expert.
+/// Finds the block's pairs, in rising order. at: the block's pair or expert. A single token's pair is at itself: every
+/// warp chooses, and none waits for another.
 template <class T>
-__device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_before, ExpertPairs& pairs) {
+__device__ ExpertShare find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_before,
+                                  int (&pairs)[most_step_rows]) {
     constexpr int most = 8 * 16;
     __shared__ std::int32_t chosen[most];
     __shared__ float weights[most];
+    __shared__ int expert_of_block, count_of_block;
     const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, k = work.chosen(), all = work.tokens() * k;
-    const bool here = work.tokens() <= 8;
+    const bool here = work.tokens() <= 8, single = work.tokens() == 1 && work.by_pair;
     if (here) {
 #pragma unroll 1
-        for (int n = thread / 32; n < work.tokens(); n += 4) choose_experts(work, n, chosen + n * k, weights + n * k);
-        __syncthreads();
+        for (int n = single ? 0 : thread / 32; n < work.tokens(); n += 4) {
+            const int place = single ? 16 * (thread / 32) : n * k;
+            choose_experts(work, n, chosen + place, weights + place);
+        }
+        if (single) __syncwarp();
+        else __syncthreads();
         if (blockIdx.x == 0 && !chosen_before)
 #pragma unroll 1
             for (int i = thread; i < all; i += 128)
                 work.experts(i / k, i % k) = chosen[i], work.weights(i / k, i % k) = weights[i];
+        if (single) return {chosen[16 * (thread / 32) + at], 1, at};
     }
     if (thread < 32) {
         const auto expert_of = [&](int i) { return here ? chosen[i] : __ldcg(&work.experts(i / k, i % k)); };
@@ -135,18 +142,15 @@ __device__ void find_pairs(const StepExpertsWork<T>& work, int at, bool chosen_b
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const unsigned votes = __ballot_sync(0xffffffffu, found[i] == expert);
-                if (found[i] == expert)
-                    pairs.pair[count + __popc(votes & ((1u << lane) - 1u))] = first + 32 * i + lane;
+                if (found[i] == expert) pairs[count + __popc(votes & ((1u << lane) - 1u))] = first + 32 * i + lane;
                 count += __popc(votes);
             }
         }
         __syncwarp();
-        if (lane == 0) {
-            pairs.expert = expert;
-            pairs.count = work.by_pair && pairs.pair[0] != at ? 0 : count;
-        }
+        if (lane == 0) expert_of_block = expert, count_of_block = work.by_pair && pairs[0] != at ? 0 : count;
     }
     __syncthreads();
+    return {expert_of_block, count_of_block};
 }
 
 /// down: out = w2 hidden; else hidden = SiTU(w1 z, w3 z).
@@ -154,7 +158,7 @@ template <class T, bool down, bool wide>
 __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant__ StepExpertsWork<T> work) {
     constexpr int warps = 4, stage = 4, per_tile = down ? 16 : 8;
     __shared__ __align__(16) float parts[warps][16][8];
-    __shared__ ExpertPairs pairs;
+    __shared__ int pairs[most_step_rows];
     const TileLane lane;
     const int inner = static_cast<int>(down ? work.hidden.cols : work.z.cols),
               rows = static_cast<int>(down ? work.out.cols : work.hidden.cols), tiles = ceil_div(rows, per_tile),
@@ -176,17 +180,18 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
         await_predecessor();
         let_next_begin();  // not before: the next kernel reads what it chooses from without waiting
     }
-    find_pairs(work, at, down, pairs);
-    if (work.by_pair && pairs.count > 0) load(pairs.expert, 0);
+    const ExpertShare share = find_pairs(work, at, down, pairs);
+    const auto pair_of = [&](int i) { return share.alone >= 0 ? share.alone : pairs[i]; };
+    if (work.by_pair && share.count > 0) load(share.expert, 0);
     if constexpr (down) await_predecessor();
 #pragma unroll 1
-    for (int first = 0; first < pairs.count; first += 8) {
-        const int left = pairs.count - first, pair = lane.r < left ? pairs.pair[first + lane.r] : 0;
+    for (int first = 0; first < share.count; first += 8) {
+        const int left = share.count - first, pair = lane.r < left ? pair_of(first + lane.r) : 0;
         const T* x = lane.r >= left ? nullptr : down ? work.hidden.row(pair) : work.z.row(pair / work.chosen());
         TileSums<T> sums;
 #pragma unroll 1
         for (int base = 0; base < chunks; base += warps * stage) {
-            if (chunks > warps * stage && (base > 0 || first > 0)) load(pairs.expert, base);
+            if (chunks > warps * stage && (base > 0 || first > 0)) load(share.expert, base);
 #pragma unroll
             for (int i = 0; i < stage; ++i) {
                 const int k = 32 * (base + warps * i + lane.warp) + 8 * lane.c;
@@ -200,10 +205,10 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
             const int row = i % per_tile, t = i / per_tile, to = per_tile * tile + row;
             if (t >= left || to >= rows) continue;
             const float value = over_warps<warps>(parts, row, t);
-            const int pair_of = pairs.pair[first + t];
-            if constexpr (down) work.out(pair_of, to) = static_cast<T>(value);
+            if constexpr (down) work.out(pair_of(first + t), to) = static_cast<T>(value);
             else
-                work.hidden(pair_of, to) = static_cast<T>(work.form.value(value, over_warps<warps>(parts, row + 8, t)));
+                work.hidden(pair_of(first + t), to) =
+                    static_cast<T>(work.form.value(value, over_warps<warps>(parts, row + 8, t)));
         }
         __syncthreads();
     }
@@ -213,30 +218,33 @@ __global__ void __launch_bounds__(128) step_experts_kernel(const __grid_constant
 
 template <class T>
 void step_experts(const Context<Cuda>& ctx, const StepExperts<T>& in) {
-    const Index tokens = in.z.rows, chosen = in.experts.cols, all = in.scores.cols, pairs = tokens * chosen;
-    require(StepExperts<T>::fits(all, chosen) && tokens <= most_step_rows,
+    const Index tokens = in.z.rows, chosen = in.experts.cols, all = in.scores.cols, pairs = tokens * chosen,
+                latent = in.z.cols, inner = in.hidden.cols;
+    require(StepExperts<T>::fits(all, chosen) && chosen <= all && tokens <= most_step_rows,
             "step_experts: no step for {} tokens, {} of {} experts", tokens, chosen, all);
-    require_shape("step_experts: w1", in.w1, all * in.hidden.cols, in.z.cols);
-    require_shape("step_experts: w3", in.w3, all * in.hidden.cols, in.z.cols);
-    require_shape("step_experts: w2", in.w2, all * in.z.cols, in.hidden.cols);
-    require_shape("step_experts: hidden", in.hidden, pairs, in.w1.rows / all);
-    require_shape("step_experts: out", in.out, pairs, in.z.cols);
+    require_shape("step_experts: scores", in.scores, tokens, all);
+    require_size("step_experts: bias", in.bias, all);
+    require_shape("step_experts: experts", in.experts, tokens, chosen);
+    require_shape("step_experts: weights", in.weights, tokens, chosen);
+    require_shape("step_experts: hidden", in.hidden, pairs, inner);
+    require_shape("step_experts: out", in.out, pairs, latent);
+    if (tokens == 0) return;
     const bool by_pair = pairs < all;
     const gpu::StepExpertsWork<T> work{in.scores,
                                        in.bias.data,
                                        static_cast<float>(in.rule.factor),
                                        in.rule.renormalize,
                                        in.z,
-                                       in.w1.data,
-                                       in.w3.data,
-                                       in.w2.data,
+                                       gpu::dense("step_experts: w1", in.w1, all * inner, latent),
+                                       gpu::dense("step_experts: w3", in.w3, all * inner, latent),
+                                       gpu::dense("step_experts: w2", in.w2, all * latent, inner),
                                        in.experts,
                                        in.weights,
                                        in.hidden,
                                        in.out,
                                        static_cast<int>(all),
                                        by_pair,
-                                       gpu::SituNumbers<float>(in.betas)};
+                                       gpu::SituNumbers<T>(in.betas)};
     const Index groups = by_pair ? pairs : all;
     if (tokens > 8) gpu::launch_early(ctx, ceil_div(tokens, 4), 128, 0, gpu::choose_experts_kernel<T>, work);
     const auto launch = [&](auto wide) {

@@ -6,6 +6,7 @@
 #include "kimik3/ops/cuda/expert_tiles.cuh"
 #include "kimik3/ops/cuda/expert_weights.cuh"
 #include "kimik3/ops/cuda/situ.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 
 namespace kimik3::gpu {
 
@@ -143,12 +144,12 @@ void combine_bf16(const Context<Cuda>& ctx, const ExpertDispatch& d, MatrixView<
             const Index row = d.position(n, j);
             const float factor = weight(n, j);
             float values[8];
-            unpack_eight(__ldg(reinterpret_cast<const uint4*>(from.row(row)) + piece), values);
+            load_eight(from.row(row) + 8 * piece, values);
 #pragma unroll
             for (int c = 0; c < 8; ++c) sum[c] += factor * values[c];
             if (piece == 0) also(n, j, row);
         }
-        reinterpret_cast<uint4*>(to.row(n))[piece] = pack_eight(sum);
+        Eight<bf16>::of(sum).store(to.row(n) + 8 * piece);
     });
 }
 
@@ -194,7 +195,7 @@ inline void tensor_experts_backward(const Context<Cuda>& ctx, MatrixView<const b
     const Index all = d.source.size, inner = gate.cols, latent = z.cols, shares = ceil_div(inner, Index{96});
     // Rows of 16 bytes first, so that all of them are aligned.
     bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares) +
-                                                                2 * ExpertWeights::sums_of(multiprocessors()));
+                                                                2 * ExpertWeights::sums_of(ctx.multiprocessors()));
     const MatrixView<bf16> dz_rows(scratch, all, latent), hidden(dz_rows.row(all), all, inner);
     float *dots = reinterpret_cast<float*>(hidden.row(all)), *left = dots + all * shares;
     const TokenOf token_of(d.position.cols);

@@ -5,7 +5,6 @@
 // warpgroup, which has a warp of its own that copies them. So a warpgroup finishes its rows while another multiplies
 // and the next rows arrive. A job says what a and b are and what becomes of a finished tile.
 
-#include "kimik3/ops/cuda/pieces.cuh"
 #include "kimik3/ops/cuda/warpgroup.cuh"
 #include "kimik3/ops/expert_dispatch.hpp"
 
@@ -338,7 +337,7 @@ template <class Job>
 void run_expert_tiles(const Context<Cuda>& ctx, const Job& job) {
     const int bytes = Job::bytes(job.d.experts());
     KIMIK3_CUDA(cudaFuncSetAttribute(expert_tiles_kernel<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    expert_tiles_kernel<Job><<<multiprocessors(), Job::threads, to_size(bytes), ctx.stream()>>>(job);
+    expert_tiles_kernel<Job><<<exact_grid(ctx.multiprocessors()), Job::threads, to_size(bytes), ctx.stream()>>>(job);
     check_launch();
 }
 

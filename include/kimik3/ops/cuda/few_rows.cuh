@@ -12,27 +12,6 @@
 
 namespace kimik3::gpu {
 
-/// A launch that may begin before the kernel before it has ended, where the GPU can do that.
-template <class... Parameters>
-void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
-                  void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
-    if (blocks <= 0) return;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = exact_grid(blocks);
-    config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = to_size(shared_bytes);
-    config.stream = ctx.stream();
-    config.attrs = &early;
-    config.numAttrs = starts_early() ? 1 : 0;
-    if (shared_bytes > 48 << 10)
-        KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         static_cast<int>(shared_bytes)));
-    KIMIK3_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
 /// Eight numbers in a row.
 template <class T>
 struct alignas(16) Octet {
@@ -80,15 +59,6 @@ __device__ Octet<T> load_octet(const T* row, int k, int count) {
         return Octet<T>::of(value);
     }
 }
-/// Brings a cache line nearer.
-__device__ inline void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
-/// An octet to where 16 bytes are aligned.
-template <class T>
-__device__ void store_octet(T* to, const Octet<T>& octet) {
-    const uint4* from = reinterpret_cast<const uint4*>(&octet);
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(sizeof(T)) / 2; ++i) reinterpret_cast<uint4*>(to)[i] = from[i];
-}
 /// Whether rows begin at multiples of 16 bytes and hold a multiple of eight; of a matrix without rows all do.
 template <class T>
 bool is_wide(const T* data, Index stride, Index count) {
@@ -97,6 +67,15 @@ bool is_wide(const T* data, Index stride, Index count) {
 template <class T>
 bool is_wide(MatrixView<const T> m) {
     return m.rows == 0 || is_wide(m.data, m.rows == 1 ? 8 : m.stride, m.cols);
+}
+
+/// Where the rows of a weight begin, one right below the other, as kernels here read them.
+template <class T>
+const T* dense(const char* name, MatrixView<const T> w, Index rows, Index cols) {
+    require_shape(name, w, rows, cols);
+    require(w.rows <= 1 || w.stride == w.cols, "{} has rows of {} one right below the other, got one every {}", name,
+            w.cols, w.stride);
+    return w.data;
 }
 
 /// A lane's place in a tile of 16 rows of w and eight of x.
@@ -171,6 +150,17 @@ struct TileSums<bf16> {
     __device__ void add(const Octet<bf16> (&w)[2], const Octet<bf16>& x, TileLane, int) {
         multiply_add(sum, {w[0].pair[0], w[1].pair[0], w[0].pair[1], w[1].pair[1]}, x.pair[0], x.pair[1]);
         multiply_add(sum, {w[0].pair[2], w[1].pair[2], w[0].pair[3], w[1].pair[3]}, x.pair[2], x.pair[3]);
+    }
+    /// Eight rows of weights in float, as the sum of three of bf16, which hold all their bits.
+    __device__ void add_wide(const Octet<float>& w, const Octet<bf16>& x) {
+        float left[8];
+        for (int e = 0; e < 8; ++e) left[e] = w[e];
+#pragma unroll
+        for (int part = 0; part < 3; ++part) {
+            const Octet<bf16> now = Octet<bf16>::of(left);
+            add({now, now}, x, TileLane{}, 8);
+            for (int e = 0; e < 8; ++e) left[e] -= now[e];
+        }
     }
     __device__ void store(float (*to)[8], TileLane lane, int) {
         *reinterpret_cast<float2*>(&to[lane.r][2 * lane.c]) = {sum[0], sum[1]};

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(128)
                                VectorView<const accumulator_t<T>> w, MatrixView<const accumulator_t<T>> r,
                                MatrixView<T> dx, MatrixView<T> dgate, accumulator_t<T>* parts) {
     using A = accumulator_t<T>;
-    __shared__ A shared[8 * lanes * vectors];
+    __shared__ __align__(16) A shared[8 * lanes * vectors];
     A sums[vectors][8] = {};
     const Index count = x.rows * heads;
     const int width = static_cast<int>(w.size);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(128)
             if (gate.cols != 0) Eight<T>::of(open[v]).store(dgate.row(at.n) + first + c);
         }
     });
-    leave_column_sums<lanes, vectors>(sums, width / 8, shared, parts + Index{blockIdx.x} * width);
+    leave_column_sums(lanes, sums, width / 8, shared, parts + Index{blockIdx.x} * width);
 }
 
 }  // namespace gpu

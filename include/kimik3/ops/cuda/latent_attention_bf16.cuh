@@ -260,17 +260,19 @@ __global__ void __launch_bounds__(threads) wide_kernel(const __grid_constant__ O
     }
 }
 
+/// Shared memory of a block.
+inline int shared_bytes(const MlaHeads& heads, Index latent) {
+    return latent <= Narrow::most_latent ? Narrow::bytes(heads, latent) : Wide::bytes(latent + heads.shared);
+}
+
 inline bool suits(const MlaHeads& heads, Index latent, std::initializer_list<MatrixView<const bf16>> matrices) {
     const auto in_pieces = [](MatrixView<const bf16> m) {
         return reinterpret_cast<std::uintptr_t>(m.data) % 16 == 0 && m.stride % 8 == 0;
     };
     return latent > 0 && latent % 16 == 0 && heads.shared % 16 == 0 && heads.nope % 8 == 0 &&
            latent <= Wide::most_latent && latent + heads.shared <= most_width &&
-           std::ranges::all_of(matrices, in_pieces);
+           shared_bytes(heads, latent) <= most_shared_bytes() && std::ranges::all_of(matrices, in_pieces);
 }
-
-/// As many blocks as the GPU runs at a time.
-inline Index resident_blocks() { return Index{multiprocessors()} * Narrow::resident; }
 
 inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, MatrixView<const bf16> q_lat,
                    MatrixView<const bf16> q, MatrixView<const bf16> cache, MatrixView<bf16> o_lat) {
@@ -283,7 +285,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
             parts = (std::max)(parts, split.parts(seq.length(s), seq.past(s) + t + 1));
     const Index places = parts > 1 ? tokens * heads.count * parts : 0;
     const bool narrow = latent <= Narrow::most_latent;
-    const Index most_blocks = (std::max)(Index{1}, resident_blocks() / (tokens * groups)),
+    const Index most_blocks = (std::max)(Index{1}, ctx.multiprocessors() * Narrow::resident / (tokens * groups)),
                 run = narrow ? ceil_div(parts, most_blocks) : 1, blocks = ceil_div(parts, run);
     float* memory = ctx.workspace<float>(Scratch::operation, places * (latent + 2));
     const bool one_each = tokens == seq.count() && seq.longest() == 1;
@@ -292,7 +294,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
                       cache, o_lat, memory, memory + places * latent};
     const bool usual = latent == 128 && heads.shared == 64;
     const auto kernel = usual ? narrow_kernel<true> : narrow ? narrow_kernel<false> : wide_kernel<bf16>;
-    const int bytes = narrow ? Narrow::bytes(heads, latent) : Wide::bytes(latent + heads.shared);
+    const int bytes = shared_bytes(heads, latent);
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                      cudaSharedmemCarveoutMaxShared));

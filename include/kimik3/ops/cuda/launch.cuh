@@ -45,6 +45,11 @@ __device__ inline void await_predecessor() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+/// How a kernel of launch_early begins that has nothing to do before: what the next one reads early is there by then.
+__device__ inline void begin_in_turn() {
+    await_predecessor();
+    let_next_begin();
+}
 
 template <class T>
 __device__ T warp_sum(T value) {
@@ -113,6 +118,27 @@ inline unsigned exact_grid(Index blocks) {
     constexpr Index most = 2147483647;
     require(blocks <= most, "a launch has at most {} blocks, these shapes need {}", most, blocks);
     return static_cast<unsigned>(blocks);
+}
+
+/// A launch that may begin before the kernel before it has ended, where the GPU can do that.
+template <class... Parameters>
+void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
+                  void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
+    if (blocks <= 0) return;
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = exact_grid(blocks);
+    config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = to_size(shared_bytes);
+    config.stream = ctx.stream();
+    config.attrs = &early;
+    config.numAttrs = starts_early() ? 1 : 0;
+    if (shared_bytes > 48 << 10)
+        KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         static_cast<int>(shared_bytes)));
+    KIMIK3_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
 /// body(i) for i in [0, count). at: who is named when the launch fails, here and below.

@@ -1,6 +1,7 @@
 #pragma once
-// RMSNorm on the GPU: a team a row, which is read once and kept in registers; dw is summed in the same pass. Rows that
-// are no Eights (vectors.cuh) take the plain form, where dw comes first, before dx may take the place of dy or x.
+// RMSNorm on the GPU: rows are read once and kept in registers, by a team in forward, by a thread an Eight in backward,
+// where dw is summed in the same pass. Rows that are no Eights (vectors.cuh) take the plain form, where dw comes first,
+// before dx may take the place of dy or x.
 
 #include "kimik3/ops/cuda/vectors.cuh"
 #include "kimik3/ops/rms_norm.hpp"
@@ -13,6 +14,7 @@ __global__ void __launch_bounds__(block_threads)
     rms_norm_forward_kernel(MatrixView<const T> x, VectorView<const accumulator_t<T>> w, accumulator_t<T> eps,
                             MatrixView<T> y, VectorView<accumulator_t<T>> r) {
     using A = accumulator_t<T>;
+    begin_in_turn();
     rows_of_team<lanes>(x.rows, [&](Index n, int lane) {
         Eight<T> row[vectors];
         A squares = A(0);
@@ -46,53 +48,46 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 /// parts: a block's sums of dw.
-template <class T, int lanes, int vectors>
-__global__ void __launch_bounds__(128)
-    rms_norm_backward_kernel(MatrixView<const T> dy, MatrixView<const T> x, VectorView<const accumulator_t<T>> w,
-                             VectorView<const accumulator_t<T>> r, MatrixView<T> dx, accumulator_t<T>* parts) {
+template <class T, int halves>
+__global__ void __launch_bounds__(RowThreads<halves>::most)
+    rms_norm_backward_kernel(RowThreads<halves> at, MatrixView<const T> dy, MatrixView<const T> x,
+                             VectorView<const accumulator_t<T>> w, VectorView<const accumulator_t<T>> r,
+                             MatrixView<T> dx, accumulator_t<T>* parts) {
     using A = accumulator_t<T>;
-    __shared__ A shared[8 * lanes * vectors];
-    A sums[vectors][8] = {};
-    rows_of_team<lanes>(x.rows, [&](Index n, int lane) {
-        const bool exists = n < x.rows;
-        Eight<T> row[vectors], gradient[vectors];
+    using Sums = typename RowThreads<halves>::template Sums<A, 1>;
+    begin_in_turn();
+    __shared__ Sums along_of[2];  // in turn, so that a barrier a row is enough
+    __shared__ __align__(16) A shared[128 * halves];
+    along_of[0].clear(), along_of[1].clear();
+    const int c = at.column();
+    const A each = A(1) / static_cast<A>(x.cols);
+    A sums[1][8] = {}, weight[8] = {};
+    if (c < x.cols) load_eight(w.data + c, weight);
+    const Index step = Index{gridDim.x} * at.rows;
+    int turn = 0;
+    for (Index first = Index{blockIdx.x} * at.rows; first < x.rows; first += step, turn ^= 1) {
+        const Index n = first + at.row();
+        const bool exists = n < x.rows && c < x.cols;
+        const Eight<T> row = exists ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero(),
+                       gradient = exists ? Eight<T>::load(dy.row(n) + c) : Eight<T>::zero();
         const A scale = exists ? r[n] : A(0);
+        A value[8], g[8], along = A(0);
+        row.get(value), gradient.get(g);
 #pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-            const int c = 8 * (v * lanes + lane);
-            row[v] = exists && c < x.cols ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero();
-            gradient[v] = exists && c < x.cols ? Eight<T>::load(dy.row(n) + c) : Eight<T>::zero();
+        for (int i = 0; i < 8; ++i) {
+            sums[0][i] += g[i] * value[i] * scale;
+            g[i] *= weight[i];
+            along += g[i] * value[i];
         }
-        A along = A(0);
+        along = team_sum<16>(along);
+        if (threadIdx.x % 16 == 0) along_of[turn].put(at, 0, along);
+        __syncthreads();
+        const A pull = scale * scale * scale * along_of[turn].take(at, 0) * each;
 #pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-            const int c = 8 * (v * lanes + lane);
-            if (c >= x.cols) continue;
-            A value[8], g[8], weight[8];
-            row[v].get(value), gradient[v].get(g);
-            load_eight(w.data + c, weight);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const A product = g[i] * value[i];
-                sums[v][i] += product * scale;
-                along += product * weight[i];
-            }
-        }
-        const A pull = scale * scale * scale * (team_sum<lanes>(along) / static_cast<A>(x.cols));
-        if (!exists) return;
-#pragma unroll
-        for (int v = 0; v < vectors; ++v) {
-            const int c = 8 * (v * lanes + lane);
-            if (c >= x.cols) continue;
-            A value[8], g[8], weight[8];
-            row[v].get(value), gradient[v].get(g);
-            load_eight(w.data + c, weight);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) value[i] = g[i] * weight[i] * scale - value[i] * pull;
-            Eight<T>::of(value).store(dx.row(n) + c);
-        }
-    });
-    leave_column_sums<lanes, vectors>(sums, static_cast<int>(x.cols / 8), shared, parts + blockIdx.x * x.cols);
+        for (int i = 0; i < 8; ++i) value[i] = g[i] * scale - value[i] * pull;
+        if (exists) Eight<T>::of(value).store(dx.row(n) + c);
+    }
+    leave_column_sums(at.row_threads, sums, static_cast<int>(x.cols / 8), shared, parts + blockIdx.x * x.cols);
 }
 
 }  // namespace gpu
@@ -107,10 +102,8 @@ void rms_norm_forward(const Context<Cuda>& ctx, In<T> x, InVector<accumulator_t<
     if (x.rows == 0) return;
     if (gpu::in_eights<const T>({x, y}) && gpu::in_eights<const A>({w}) &&
         gpu::split_row(x.cols, [&](auto lanes, auto vectors) {
-            const Index blocks = ceil_div(x.rows, gpu::block_threads / lanes);
-            gpu::rms_norm_forward_kernel<T, lanes, vectors>
-                <<<gpu::grid_of(blocks), gpu::block_threads, 0, ctx.stream()>>>(x, w, static_cast<A>(eps), y, r);
-            check_launch();
+            gpu::launch_early(ctx, ceil_div(x.rows, gpu::block_threads / lanes), gpu::block_threads, 0,
+                              gpu::rms_norm_forward_kernel<T, lanes, vectors>, x, w, static_cast<A>(eps), y, r);
         }))
         return;
     gpu::for_rows(ctx, x.rows, x.cols, [=] __device__(Index n, gpu::Team team) {
@@ -133,13 +126,12 @@ void rms_norm_backward(const Context<Cuda>& ctx, In<T> dy, In<T> x, InVector<acc
     Index blocks = 0;
     A* parts = nullptr;
     if (gpu::in_eights<const T>({dy, x, dx}) && gpu::in_eights<const A>({w}) &&
-        gpu::split_row(x.cols, [&](auto lanes, auto vectors) {
-            constexpr auto kernel = gpu::rms_norm_backward_kernel<T, lanes, vectors>;
-            static const Index most = gpu::resident_blocks(kernel, 128);
-            blocks = (std::min)(most, ceil_div(x.rows, 128 / lanes));
+        gpu::share_row(x.cols, [&](auto halves) {
+            constexpr auto kernel = gpu::rms_norm_backward_kernel<T, halves>;
+            const gpu::RowThreads<halves> at(x.cols);
+            blocks = (std::min)(gpu::resident_blocks(kernel, at.threads()), ceil_div(x.rows, at.rows));
             parts = ctx.workspace<A>(Scratch::sums, blocks * x.cols);
-            kernel<<<gpu::exact_grid(blocks), 128, 0, ctx.stream()>>>(dy, x, w, r, dx, parts);
-            check_launch();
+            gpu::launch_early(ctx, blocks, at.threads(), 0, kernel, at, dy, x, w, r, dx, parts);
         }))
         return gpu::sum_parts(ctx, parts, blocks, x.cols, [=] __device__(Index c, A sum) { dw[c] += sum; });
     gpu::column_sums<A>(

@@ -1,7 +1,8 @@
 #pragma once
 // Drawing tokens on the GPU: a block a row. What top-k and top-p keep is a stretch of the logits in falling order; a
 // radix search finds its end: a pass over the row for every eight bits, which counts the tokens and the mass of each
-// digit in integers. The draw sums stretches of ids, one a thread, and these in the order of the ids.
+// digit in integers. The draw sums stretches of ids, one a thread, and these in the order of the ids; a stretch ends
+// where the next begins, so that a random number falls in one of them.
 
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cuda/launch.cuh"
@@ -54,8 +55,11 @@ struct Drawing {
         return std::is_same_v<T, float> ? 5 : 3;
     }
 
-    /// The sum of earlier threads' numbers; total: of all.
-    __device__ double before(double mine, double& total) {
+    /// The thread's stretch of the sum of all: from the sum of earlier threads' numbers to where the next begins.
+    struct Stretch {
+        double begin, end, total;
+    };
+    __device__ Stretch stretch_of(double mine) {
         double* sums = shared.sums;
         sums[thread] = mine;
         __syncthreads();
@@ -74,27 +78,30 @@ struct Drawing {
             for (int i = 0; i < 32; ++i) sums[32 * thread + i] += earlier;
         }
         __syncthreads();
-        const double result = sums[thread];
-        total = __longlong_as_double(static_cast<long long>(shared.target));
+        const double total = __longlong_as_double(static_cast<long long>(shared.target)),
+                     end = thread + 1 < sample_threads ? sums[thread + 1] : total;
+        const Stretch stretch{sums[thread], end, total};
         __syncthreads();
-        return result;
+        return stretch;
     }
 
     /// The highest number and its lowest id; the block's numbers are given by number(id).
     template <class Number>
-    __device__ double highest(Number number, int& id) {
-        double best = -INFINITY;
+    __device__ auto highest(Number number, int& id) {
+        using Value = decltype(number(0));
+        Value best = -INFINITY;
         int at = size;
+#pragma unroll 8
         for (int i = thread; i < size; i += sample_threads)
-            if (const double now = number(i); now > best) best = now, at = i;
-        const auto join = [&](double other, int other_at) {
+            if (const Value now = number(i); now > best) best = now, at = i;
+        const auto join = [&](Value other, int other_at) {
             if (other > best || (other == best && other_at < at)) best = other, at = other_at;
         };
         for (int apart = 16; apart > 0; apart /= 2)
             join(__shfl_xor_sync(0xffffffffu, best, apart), __shfl_xor_sync(0xffffffffu, at, apart));
         if (thread % 32 == 0) shared.sums[thread / 32] = best, shared.ids[thread / 32] = at;
         __syncthreads();
-        for (int w = 0; w < 32; ++w) join(shared.sums[w], shared.ids[w]);
+        for (int w = 0; w < 32; ++w) join(static_cast<Value>(shared.sums[w]), shared.ids[w]);
         __syncthreads();
         id = at;
         return best;
@@ -133,9 +140,9 @@ struct Drawing {
             return key_of(value[i]) >> dropped_bits == last && (count > 0 || mass_of(weight[i]) > 0);
         };
         __syncthreads();
-        double mine = 0, total;
+        double mine = 0;
         for (int i = first; i < end; ++i) mine += tied(i);
-        double rank = before(mine, total);
+        double rank = stretch_of(mine).begin;
         for (int i = first; i < end; ++i) {
             const Key key = key_of(value[i]) >> dropped_bits;
             if (tied(i)) {
@@ -220,17 +227,18 @@ private:
         const int stretch = (size + sample_threads - 1) / sample_threads, first = thread * stretch,
                   end = first + stretch < size ? first + stretch : size;
         const auto drawn = [&](int i) { return weight[i] < rule.min_p ? 0.0 : weight[i]; };
-        double mine = 0, total;
+        double mine = 0;
         int last = -1;
         for (int i = first; i < end; ++i)
             if (const double w = drawn(i); w > 0) mine += w, last = i;
-        const double sum = before(mine, total), target = rule.uniform * total;
+        const Stretch sum = stretch_of(mine);
+        const double target = rule.uniform * sum.total;
         if (thread == 0) shared.last = -1;
         __syncthreads();
         atomicMax(&shared.last, last);  // where rounding leaves the number beyond all
         __syncthreads();
-        if (mine > 0 && sum <= target && target < sum + mine) {
-            double run = sum;
+        if (mine > 0 && sum.begin <= target && target < sum.end) {
+            double run = sum.begin;
             for (int i = first; i < end; ++i) {
                 if (drawn(i) <= 0) continue;
                 run += drawn(i);
@@ -261,9 +269,9 @@ __global__ void __launch_bounds__(sample_threads) sample_kernel(const SampleWork
     // NaN and +infinity are refused.
     bool broken = false;
     int id = 0;
-    const double top = drawing.highest(
+    const auto top = drawing.highest(
         [&](int i) {
-            const double logit = work.logits(rule.row, i);
+            const accumulator_t<T> logit = drawing.logits[i];
             broken |= !(logit < INFINITY);
             return logit;
         },
@@ -297,18 +305,20 @@ void sample(const Context<Cuda>& ctx, MatrixView<const T> logits, std::span<cons
         weighed = weighed || row.temperature != 0.0 || row.repetition_penalty != 1.0;
     }
     const Index numbers = weighed ? count * logits.cols : 0;
-    const Index bytes[] = {2 * numbers * 8, count * static_cast<Index>(sizeof(SampleRow)), count * 4, ids * 4};
-    std::byte* memory = ctx.workspace<std::byte>(Scratch::operation, bytes[0] + bytes[1] + bytes[2] + bytes[3]);
-    double* values = reinterpret_cast<double*>(memory);
-    SampleRow* row_memory = reinterpret_cast<SampleRow*>(memory + bytes[0]);
-    std::int32_t* chosen_memory = reinterpret_cast<std::int32_t*>(memory + bytes[0] + bytes[1]);
-    std::int32_t* history_memory = chosen_memory + count;
-    copy_from_host(ctx, rows, VectorView<SampleRow>(row_memory, count));
-    if (ids > 0) copy_from_host(ctx, history, VectorView<std::int32_t>(history_memory, ids));
+    double* values = ctx.workspace<double>(Scratch::operation, 2 * numbers);
+    // Few bytes each way: the kernel reads and writes them in the host's memory.
+    ctx.require_not_recording();
+    std::byte* memory = ctx.mailbox(static_cast<Index>(rows.size_bytes() + history.size_bytes()) + 4 * count);
+    SampleRow* row_memory = reinterpret_cast<SampleRow*>(memory);
+    std::int32_t *history_memory = reinterpret_cast<std::int32_t*>(row_memory + count),
+                 *chosen_memory = history_memory + ids;
+    std::ranges::copy(rows, row_memory);
+    std::ranges::copy(history, history_memory);
     gpu::sample_kernel<T><<<gpu::exact_grid(count), gpu::sample_threads, 0, ctx.stream()>>>(
         {logits, row_memory, history_memory, values, values + numbers, chosen_memory});
     check_launch();
-    on_host(ctx, VectorView<const std::int32_t>(chosen_memory, count), chosen);
+    ctx.synchronise();
+    std::copy_n(chosen_memory, count, chosen.begin());
 }
 
 }  // namespace kimik3

@@ -3,7 +3,7 @@
 // registers before the inputs are there.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
-#include "kimik3/ops/formulas.hpp"
+#include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/l2_norm.hpp"
 #include "kimik3/ops/step_kda.hpp"
 
@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     Octet<T> gate_weights[held];
 #pragma unroll
     for (int i = 0; i < held; ++i) gate_weights[i] = load_octet<is_wide>(gate_row, 32 * i + 8 * quarter, work.rank);
-    const float bias = work.dt_bias[Index{h} * dim + channel], rate = expf(work.A_log[h]);
+    const float bias = work.dt_bias[Index{h} * dim + channel], rate = exp_of<T>(work.A_log[h]);
 
     await_predecessor();
-    const float beta = sigmoid(static_cast<float>(work.b(n, h)));
+    const float beta = sigmoid_of<T>(work.b(n, h));
     if (part < 3) {
         const float now = work.in[part](n, at);
         float sum = 0;
 #pragma unroll
         for (int j = 0; j <= past; ++j)
             if (j < work.taps) sum += taps[j] * (j + 1 < work.taps ? before[j < past ? j : 0] : now);
-        sum = silu(sum);
+        sum *= sigmoid_of<T>(sum);
         if (part == 0) row[column].x = sum;
         if (part == 1) row[column].y = sum;
         if (part == 2) value[column] = sum;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
         for (int e = 0; e < 8; ++e) logit += w[e] * x[e];
     }
     logit = TileLane{}.quad_sum(logit) + bias;
-    if (quarter == 0) row[channel].z = expf(work.lower_bound * sigmoid(rate * logit));
+    if (quarter == 0) row[channel].z = exp_of<T>(work.lower_bound * sigmoid_of<T>(rate * logit));
     __syncthreads();
 
 #pragma unroll 1
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     }
     predicted[part][column] = of_k, read[part][column] = of_q;
     __syncthreads();
-    const float q_scale = 1.0f / sqrtf(sums[0] + static_cast<float>(l2_norm_eps)) / sqrtf(static_cast<float>(dim)),
-                k_scale = 1.0f / sqrtf(sums[1] + static_cast<float>(l2_norm_eps));
+    const float q_scale = rsqrtf(sums[0] + static_cast<float>(l2_norm_eps)) * rsqrtf(static_cast<float>(dim)),
+                k_scale = rsqrtf(sums[1] + static_cast<float>(l2_norm_eps));
     of_k = of_q = 0;
     for (int p = 0; p < 4; ++p) of_k += predicted[p][column], of_q += read[p][column];
     const float u = beta * (value[column] - k_scale * of_k);
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(4 * dim) step_kda_kernel(const __grid_constant
     if (part == 0) {
         float mean = 0;
         for (int w = 0; 32 * w < dim; ++w) mean += squares[w];
-        const float r = 1.0f / sqrtf(mean / static_cast<float>(dim) + work.eps);
-        const float gate = work.gate.cols == 0 ? 1.0f : sigmoid(static_cast<float>(work.gate(n, at)));
+        const float r = rsqrtf(mean / static_cast<float>(dim) + work.eps);
+        const float gate = work.gate.cols == 0 ? 1.0f : sigmoid_of<T>(work.gate(n, at));
         work.y(n, at) = static_cast<T>(o * r * work.norm[column] * gate);
     }
 #pragma unroll
@@ -140,7 +140,27 @@ void step_kda(const Context<Cuda>& ctx, const Sequences& seq, const StepKda<T>& 
     require(StepKda<T>::fits(dim, in.q_conv.cols), "step_kda: no step for heads of {} and {} taps", dim,
             in.q_conv.cols);
     require_shape("step_kda: y", y, seq.count(), in.heads * dim);
-    require_shape("step_kda: f_b", in.f_b, y.cols, in.f_low.cols);
+    const Index tokens = y.rows, width = y.cols, taps = in.q_conv.cols, slots = in.state.rows;
+    require_shape("step_kda: q", in.q, tokens, width);
+    require_shape("step_kda: k", in.k, tokens, width);
+    require_shape("step_kda: v", in.v, tokens, width);
+    require_shape("step_kda: q_conv", in.q_conv, width, taps);
+    require_shape("step_kda: k_conv", in.k_conv, width, taps);
+    require_shape("step_kda: v_conv", in.v_conv, width, taps);
+    require_shape("step_kda: q_window", in.q_window, slots, (taps - 1) * width);
+    require_shape("step_kda: k_window", in.k_window, slots, (taps - 1) * width);
+    require_shape("step_kda: v_window", in.v_window, slots, (taps - 1) * width);
+    require_shape("step_kda: state", in.state, slots, width * dim);
+    require_shape("step_kda: f_low", in.f_low, tokens, in.f_low.cols);
+    require_shape("step_kda: b", in.b, tokens, in.heads);
+    if (in.gate.cols > 0) require_shape("step_kda: gate", in.gate, tokens, width);
+    require_size("step_kda: A_log", in.A_log, in.heads);
+    require_size("step_kda: dt_bias", in.dt_bias, width);
+    require_size("step_kda: norm", in.norm, dim);
+    require_shape("step_kda: f_b", in.f_b, width, in.f_low.cols);
+    for (Index n = 0; n < tokens; ++n)
+        require(seq.slot(n) >= 0 && seq.slot(n) < slots, "step_kda: slots lie in [0, {}), sequence {} asks for {}",
+                slots, n, seq.slot(n));
     const gpu::StepKdaWork<T> work{DeviceSequences(ctx, seq),
                                    static_cast<int>(in.heads),
                                    static_cast<int>(in.q_conv.cols),

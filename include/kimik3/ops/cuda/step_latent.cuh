@@ -5,6 +5,7 @@
 
 #include "kimik3/ops/cuda/few_rows.cuh"
 #include "kimik3/ops/formulas.hpp"
+#include "kimik3/ops/latent_attention.hpp"
 #include "kimik3/ops/step_latent.hpp"
 
 namespace kimik3 {
@@ -250,10 +251,14 @@ void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads&
     require_shape("step_latent: y", y, seq.count(), heads.count * heads.value);
     require_shape("step_latent: q", in.q, y.rows, heads.count * heads.key());
     require_shape("step_latent: kv_low", in.kv_low, y.rows, width);
+    require_size("step_latent: norm", in.norm, latent);
+    require_shape("step_latent: kv_b", in.kv_b, heads.count * (heads.nope + heads.value), latent);
+    if (in.gate.cols > 0) require_shape("step_latent: gate", in.gate, y.rows, y.cols);
+    check_room(seq, in.cache.rows, in.cache.cols / width);
     Index longest = 0;
     for (Index s = 0; s < seq.count(); ++s) longest = (std::max)(longest, seq.past(s));
     const Index pieces = longest / gpu::step_keys + 1, blocks = y.rows * heads.count;
-    const Index shares = std::clamp(Index{528} / (std::max)(blocks, Index{1}), Index{1}, pieces);
+    const Index shares = std::clamp(4 * ctx.multiprocessors() / (std::max)(blocks, Index{1}), Index{1}, pieces);
     float* scratch = ctx.workspace<float>(Scratch::operation, blocks * pieces * (latent + 2));
     const gpu::StepLatentWork<T> work{DeviceSequences(ctx, seq),
                                       heads,

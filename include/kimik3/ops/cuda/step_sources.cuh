@@ -3,157 +3,160 @@
 // sums from the experts, and norms, in shared memory.
 
 #include "kimik3/ops/cuda/few_rows.cuh"
+#include "kimik3/ops/cuda/quick_formulas.cuh"
 #include "kimik3/ops/step_products.hpp"
 
 namespace kimik3::gpu {
 
-/// Eight warps, each with up to four times 32 columns at a time.
-inline constexpr int step_warps = 8, step_stage = 4, step_width = 32 * step_warps * step_stage;
+/// Eight warps, each with up to four times 32 columns at a time; or a thread for four columns.
+inline constexpr int step_warps = 8, step_threads = 32 * step_warps, step_stage = 4, step_width = 4 * step_threads;
 
-/// Eight rows of x that a block has mixed and normed, and what it needs to do so. Columns from the width on to the next
+/// The rows of x that a block has mixed and normed, and what it needs to do so. Columns from the width on to the next
 /// multiple of 32 are zero.
 template <class T>
 struct StepRows {
     static constexpr int stride = step_width + 32;
-    T x[8][stride];
-    float slope[step_width], norm[step_width];
-    float score[8][most_step_candidates];
-
-    /// x of a row from what a warp's lanes hold of it: octets lane, lane + 32, ...
-    __device__ void store(float (&h)[step_stage][8], int token, int width, bool normed, float eps) {
-        const int lane = static_cast<int>(threadIdx.x) % 32, octets = ceil_div(width, 32) * 4;
-        Octet<T> row[step_stage];
-        float r = 1.0f;
-#pragma unroll
-        for (int i = 0; i < step_stage; ++i) row[i] = Octet<T>::of(h[i]);
-        if (normed) {
-            float squares = 0;
-#pragma unroll
-            for (int i = 0; i < step_stage; ++i)
-                for (int e = 0; e < 8; ++e) squares += row[i][e] * row[i][e];
-            r = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(width) + eps);
-        }
-#pragma unroll
-        for (int i = 0; i < step_stage; ++i) {
-            const int octet = lane + 32 * i;
-            if (octet >= octets) continue;
-            float value[8];
-            for (int e = 0; e < 8; ++e) value[e] = normed ? row[i][e] * r * norm[8 * octet + e] : row[i][e];
-            store_octet(&x[token][8 * octet], Octet<T>::of(value));
-        }
-    }
+    T x[most_held_rows][stride];
+    float slope[step_width];
+    float score[most_held_rows][most_step_candidates], squares[most_held_rows][step_warps];
 };
 
-/// Sources of x. Those that hold it put rows first ... of x into shared memory: prepare needs no input of the step,
-/// hold makes count rows and ends with a barrier.
-template <class T, bool is_wide>
-struct RowSource {
-    static constexpr bool wide = is_wide, holds = false;
-    struct Shared {};
-    MatrixView<const T> x;
+/// Four numbers in a row.
+template <class T>
+struct alignas(4 * sizeof(T)) Quad {
+    T value[4];
 
-    __device__ int width() const { return static_cast<int>(x.cols); }
-    __device__ Octet<T> octet(int token, int k) const {
-        return load_octet<wide>(token < x.rows ? x.row(token) : nullptr, k, width());
+    __device__ float operator[](int e) const { return value[e]; }
+    __device__ static Quad of(float a, float b, float c, float d) { return {a, b, c, d}; }
+};
+template <>
+struct alignas(8) Quad<bf16> {
+    std::uint32_t pair[2];
+
+    __device__ float operator[](int e) const {
+        const float2 both = unpack_bf16(pair[e / 2]);
+        return e % 2 == 0 ? both.x : both.y;
     }
+    __device__ static Quad of(float a, float b, float c, float d) { return {pack_bf16(a, b), pack_bf16(c, d)}; }
 };
 
-template <class T, bool is_wide>
-struct MixSource {
-    static constexpr bool wide = is_wide, holds = true;
-    using Shared = StepRows<T>;
-    MatrixView<const T> candidate[most_step_candidates];
-    int count;
+/// x: rows as they are, or norm(sum over j of share(token, j) rows of j), where share is the softmax of scores, the
+/// weight of an expert, or 1. What is made lies in shared memory: prepare needs no input of the step, hold makes rows
+/// first ... and ends with a barrier. A row's bits do not depend on the other rows.
+template <class T, bool wide>
+struct StepSource {
+    struct Rows {
+        const T* data;
+        Index stride;  // from a token to the next
+    };
+    Rows from[most_step_candidates];
+    int count, width;
+    bool holds;
+    const float* weights;  // [N, count], or nullptr
+    Index weights_stride;
     const float *gamma, *pi, *norm;
     float mix_eps, eps;
 
-    __device__ int width() const { return static_cast<int>(candidate[0].cols); }
-    __device__ void prepare(Shared& shared) const {
-        const int size = width();
-#pragma unroll 1
-        for (int k = static_cast<int>(threadIdx.x); k < round_up(size, 32); k += 32 * step_warps) {
-            shared.norm[k] = norm != nullptr && k < size ? norm[k] : 0.0f;
-            shared.slope[k] = count > 1 && k < size ? gamma[k] * pi[k] : 0.0f;
+    __device__ bool scores() const { return count > 1 && weights == nullptr; }
+    __device__ static int column() { return 4 * static_cast<int>(threadIdx.x); }
+
+    /// Four numbers of a row from the thread's column on, zeros past its end.
+    template <class U>
+    __device__ Quad<U> quad(const U* row) const {
+        const int k = column();
+        if constexpr (wide) {
+            return k < width ? *reinterpret_cast<const Quad<U>*>(row + k) : Quad<U>{};
+        } else {
+            float value[4] = {};
+            for (int e = 0; e < 4; ++e)
+                if (k + e < width) value[e] = row[k + e];
+            return Quad<U>::of(value[0], value[1], value[2], value[3]);
+        }
+    }
+
+    /// The thread's part of the norm.
+    __device__ Quad<float> prepare(StepRows<T>& shared) const {
+        if (scores()) {
+            const Quad<float> a = quad(gamma), b = quad(pi);
+            for (int e = 0; e < 4; ++e) shared.slope[column() + e] = a[e] * b[e];
         }
         __syncthreads();
+        return norm != nullptr ? quad(norm) : Quad<float>{};
     }
-    __device__ void hold(int first, int tokens, Shared& shared) const {
-        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32, size = width();
-        if (count > 1) {
+    __device__ void hold(int first, int tokens, Quad<float> slope, StepRows<T>& shared) const {
+        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+        if (scores()) {
+            int token = 0;
 #pragma unroll 1
-            for (int pair = warp; pair < tokens * count; pair += step_warps) {
-                const int j = pair % count, token = pair / count;
-                const T* row = candidate[j].row(first + token);
-                Octet<T> v[step_stage];
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) v[i] = load_octet<wide>(row, 8 * (lane + 32 * i), size);
-                float squares = 0, score = 0;
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    if (8 * (lane + 32 * i) >= size) continue;
-                    for (int e = 0; e < 8; ++e)
-                        squares += v[i][e] * v[i][e], score += v[i][e] * shared.slope[8 * (lane + 32 * i) + e];
-                }
-                squares = warp_sum(squares), score = warp_sum(score);
-                if (lane == 0)
-                    shared.score[token][j] = score / sqrtf(squares / static_cast<float>(size) + mix_eps);
+            for (int j = warp;; j += step_warps) {
+                while (j >= count) j -= count, ++token;
+                if (token >= tokens) break;
+                score(shared, from[j].data + (first + token) * from[j].stride, token, j, lane);
             }
             __syncthreads();
         }
-        if (warp < tokens) {
-            const float score = count == 1 ? 0.0f : lane < count ? shared.score[warp][lane] : -INFINITY;
-            float share = count == 1 ? 1.0f : expf(score - warp_max(score));
-            if (count > 1) share /= warp_sum(share);
-            float h[step_stage][8] = {};
-#pragma unroll 2
-            for (int j = 0; j < count; ++j) {
-                const float weight = __shfl_sync(0xffffffffu, share, j);
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v = load_octet<wide>(candidate[j].row(first + warp), 8 * (lane + 32 * i), size);
-                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
-                }
-            }
-            shared.store(h, warp, size, norm != nullptr, eps);
-        }
-        __syncthreads();
-    }
-};
-
-template <class T, bool is_wide>
-struct SumSource {
-    static constexpr bool wide = is_wide, holds = true;
-    using Shared = StepRows<T>;
-    MatrixView<const T> parts;
-    MatrixView<const float> weights;
-    const float* norm;
-    float eps;
-
-    __device__ int width() const { return static_cast<int>(parts.cols); }
-    __device__ void prepare(Shared& shared) const {
+        T* mine = &shared.x[0][column()];
 #pragma unroll 1
-        for (int k = static_cast<int>(threadIdx.x); k < round_up(width(), 32); k += 32 * step_warps)
-            shared.norm[k] = norm != nullptr && k < width() ? norm[k] : 0.0f;
-        __syncthreads();
-    }
-    __device__ void hold(int first, int tokens, Shared& shared) const {
-        const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
-                  count = static_cast<int>(weights.cols);
-        if (warp < tokens) {
-            float h[step_stage][8] = {};
-#pragma unroll 2
-            for (int j = 0; j < count; ++j) {
-                const float weight = weights(first + warp, j);
-#pragma unroll
-                for (int i = 0; i < step_stage; ++i) {
-                    const Octet<T> v =
-                        load_octet<wide>(parts.row(Index{first + warp} * count + j), 8 * (lane + 32 * i), width());
-                    for (int e = 0; e < 8; ++e) h[i][e] += weight * v[e];
-                }
-            }
-            shared.store(h, warp, width(), norm != nullptr, eps);
+        for (int token = 0; token < tokens; ++token) {
+            const Quad<T> row = mix(shared, first, token);
+            if (column() < round_up(width, 32)) *reinterpret_cast<Quad<T>*>(mine + token * StepRows<T>::stride) = row;
+            float squares = 0;
+            for (int e = 0; e < 4; ++e) squares += row[e] * row[e];
+            squares = warp_sum(squares);
+            if (lane == 0) shared.squares[token][warp] = squares;
         }
         __syncthreads();
+        if (norm == nullptr) return;
+        if (column() < round_up(width, 32)) {
+#pragma unroll 1
+            for (int token = 0; token < tokens; ++token) {
+                float squares = 0;
+                for (int w = 0; w < step_warps; ++w) squares += shared.squares[token][w];
+                const float r = rsqrtf(squares / static_cast<float>(width) + eps);
+                Quad<T>& row = *reinterpret_cast<Quad<T>*>(mine + token * StepRows<T>::stride);
+                row = Quad<T>::of(row[0] * r * slope[0], row[1] * r * slope[1], row[2] * r * slope[2],
+                                  row[3] * r * slope[3]);
+            }
+        }
+        __syncthreads();
+    }
+
+private:
+    /// A warp's score of a candidate.
+    __device__ void score(StepRows<T>& shared, const T* row, int token, int j, int lane) const {
+        Octet<T> v[step_stage];
+#pragma unroll
+        for (int i = 0; i < step_stage; ++i) v[i] = load_octet<wide>(row, 8 * (lane + 32 * i), width);
+        float squares = 0, sum = 0;
+#pragma unroll
+        for (int i = 0; i < step_stage; ++i) {
+            if (8 * (lane + 32 * i) >= width) continue;
+            const float4* slope = reinterpret_cast<const float4*>(&shared.slope[8 * (lane + 32 * i)]);
+            const float4 a = slope[0], b = slope[1];
+            const float of[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            for (int e = 0; e < 8; ++e) squares += v[i][e] * v[i][e], sum += v[i][e] * of[e];
+        }
+        squares = warp_sum(squares), sum = warp_sum(sum);
+        if (lane == 0) shared.score[token][j] = sum * rsqrtf(squares / static_cast<float>(width) + mix_eps);
+    }
+    /// The thread's four numbers of a row.
+    __device__ Quad<T> mix(const StepRows<T>& shared, int first, int token) const {
+        float h[4] = {}, highest = 0, total = 1;
+        if (scores()) {
+            highest = shared.score[token][0], total = 0;
+#pragma unroll 4
+            for (int j = 1; j < count; ++j) highest = fmaxf(highest, shared.score[token][j]);
+        }
+#pragma unroll 4
+        for (int j = 0; j < count; ++j) {
+            const Quad<T> v = quad(from[j].data + (first + token) * from[j].stride);
+            float share = 1;
+            if (weights != nullptr) share = weights[(first + token) * weights_stride + j];
+            else if (count > 1) share = exp_of<T>(shared.score[token][j] - highest), total += share;
+            for (int e = 0; e < 4; ++e) h[e] += share * v[e];
+        }
+        const float part = 1.0f / total;
+        return Quad<T>::of(h[0] * part, h[1] * part, h[2] * part, h[3] * part);
     }
 };
 
