@@ -235,13 +235,13 @@ private:
 template <class Job>
 __global__ void __launch_bounds__(Job::threads, 1) expert_tiles_kernel(const Job job) {
 #if KIMIK3_WARPGROUPS
-    extern __shared__ __align__(1024) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char expert_memory[];
     const int experts = static_cast<int>(job.d.offset.size) - 1, warp = threadIdx.x / 32;
-    int *starts = reinterpret_cast<int*>(memory + Job::starts_at), *offset = starts + experts + 1;
+    int *starts = reinterpret_cast<int*>(expert_memory + Job::starts_at), *offset = starts + experts + 1;
     // Warp w of the last ones copies for warpgroup w.
     const bool copies = warp >= 4 * Job::groups;
     const int group = copies ? warp - 4 * Job::groups : warp / 4;
-    const std::uint32_t base = shared_address(memory),
+    const std::uint32_t base = shared_address(expert_memory),
                         a_base = base + Job::a_at + group * Job::a_panels * Job::a_panel_bytes;
     warpgroup::Ring b(base + Job::barriers_at, Job::panels),
         a(base + Job::barriers_at + 16 * (Job::panels + group * Job::a_panels), Job::a_panels);
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(Job::threads, 1) expert_tiles_kernel(const Job
     } else {
         float sums[Job::cols / 2];
         warpgroup::Ring weights = b;
-        const StagedRows staged{memory + Job::staged_at + 2048 * Job::own_panels * warp};
+        const StagedRows staged{expert_memory + Job::staged_at + 2048 * Job::own_panels * warp};
         for_tiles([&](const RowTile& at) {
             const int own_row = 16 * warp;
             const bool has_rows = 64 * group < at.count;

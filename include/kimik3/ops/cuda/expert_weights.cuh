@@ -132,11 +132,11 @@ __device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std
 template <class W>
 __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(const W job) {
 #if KIMIK3_WARPGROUPS
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const std::uint32_t stages = shared_address(memory);
+    extern __shared__ __align__(1024) unsigned char expert_memory[];
+    const std::uint32_t stages = shared_address(expert_memory);
     warpgroup::Ring ring(stages + W::barriers, W::stages);
     if (threadIdx.x == 0) ring.start(W::copiers, W::readers / 32);
-    const WeightWalk walk(job.d, reinterpret_cast<int*>(memory + W::starts));
+    const WeightWalk walk(job.d, reinterpret_cast<int*>(expert_memory + W::starts));
     const Share share(job.tiles(), walk.starts[walk.experts], gridDim.x);
     const int rank = blockIdx.x / share.teams;
     const Index first = share.first(rank), last = share.first(rank + 1);
