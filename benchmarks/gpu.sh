@@ -48,15 +48,16 @@ run() { # run NAME COMMAND...: its table, and its lines for results.json
 measure() {
     failed=
     echo "$(date -u '+%d %B %Y'), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), $(nvcc --version | grep -o 'release [0-9.]*')"
-    for name in rows products optimizer kda attention experts decode train; do
+    for name in train decode kda attention experts rows products optimizer; do
         [ -x "$programs/$name" ] && run "$name" "$programs/$name"
     done
-    run peer_ops python3 benchmarks/cuda/peer_ops.py
+    run train_muon "$programs/train" --muon
     if [ -n "$peer" ]; then
         echo
         echo "== peer, train step"
-        (cd "$peer" && python3 peer_bench.py && python3 peer_bench.py --compile) || failed="$failed peer"
+        (cd "$peer" && python3 peer_bench.py --compile && python3 peer_bench.py) || failed="$failed peer"
     fi
+    run peer_ops python3 benchmarks/cuda/peer_ops.py  # last: compiling FLA's kernels can take minutes
     [ -z "$failed" ] || echo "failed:$failed"
     [ -z "$failed" ]
 }

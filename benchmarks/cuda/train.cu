@@ -1,7 +1,7 @@
 // Training steps of k3_300m in bf16 on random tokens, as the Trainer makes them, recorded: milliseconds, tokens a
 // second, memory, and the share of the measured rate of bf16 products that 6 operations a token and active parameter
 // are.
-//   train [--batch 16] [--seq 2048] [--steps 20] [--muon] [--recompute] [--profile]
+//   train [--batch 16] [--seq 2048] [--steps 20] [--muon] [--recompute] [--profile] [--json FILE]
 // --profile: also the milliseconds of each part of a recorded pass, by events between the parts.
 
 #include <chrono>
@@ -88,6 +88,7 @@ struct Arguments {
     Index batch = 16, seq = 2048;
     int steps = 20;
     bool muon = false, recompute = false, profile = false;
+    const char* json = nullptr;
 };
 
 std::vector<std::int32_t> random_ids(Index count, Index vocabulary) {
@@ -128,15 +129,21 @@ void measure(const Arguments& a) {
     }
     std::ranges::sort(times);
     const double ms = times[times.size() / 2], tokens = static_cast<double>(a.batch * a.seq);
-    const double active = static_cast<double>(count_parameters(config, model.parameters()).active);
+    const double active = static_cast<double>(count_parameters(config, model.parameters()).active),
+                 floor_ms = 6 * active * tokens / 790e12 * 1e3;
     std::printf("%s, %s, %d x %d tokens: %.2f ms a step (%.2f to %.2f), %.0f tokens/s, %.1f %% of %.0f TFLOP/s by 6N\n",
                 bench::context().name().c_str(), a.muon ? "Muon" : "AdamW", static_cast<int>(a.batch),
                 static_cast<int>(a.seq), ms, times.front(), times.back(), tokens / ms * 1e3,
-                100 * 6 * active * tokens / ms * 1e3 / 790e12, 790.0);
+                100 * floor_ms / ms, 790.0);
     std::printf("memory: %.2f GiB in use; activations %.2f, scratch %.2f; loss %.4f -> %.4f\n",
                 static_cast<double>(used_bytes()) / gib,
                 static_cast<double>(model.training_bytes(a.batch, a.seq)) / gib,
                 static_cast<double>(model.context().scratch_bytes()) / gib, first_loss, loss);
+    if (std::FILE* file = a.json == nullptr ? nullptr : std::fopen(a.json, "w")) {
+        std::fprintf(file, "{\"name\": \"train step, %s\", \"ms\": %.6f, \"floor_ms\": %.6f}\n",
+                     a.muon ? "Muon" : "AdamW", ms, floor_ms);
+        std::fclose(file);
+    }
 }
 
 template <ModelConfig config>
@@ -178,6 +185,7 @@ int main(int argc, char** argv) {
         else if (name == "--muon") a.muon = true;
         else if (name == "--recompute") a.recompute = true;
         else if (name == "--profile") a.profile = true;
+        else if (name == "--json" && at + 1 < argc) a.json = argv[++at];
         else return std::fprintf(stderr, "train: unknown argument %s\n", argv[at]), 2;
     }
     try {
