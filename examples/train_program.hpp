@@ -147,10 +147,11 @@ private:
     }
 
     /// The text that the report looks at, the same at every step: the beginning of the validation text, or else of the
-    /// training text.
+    /// training text; 4,096 tokens where sequences are shorter, so that looking takes little beside training.
     void read_probe_text() {
+        const Index most = (std::max)(Index{1}, 4096 / seq_);
         const auto read = [&](const TokenWindows& windows) {
-            std::vector<Index> first(to_size((std::min)(a_.batch, windows.count())));
+            std::vector<Index> first(to_size((std::min)({a_.batch, most, windows.count()})));
             std::iota(first.begin(), first.end(), Index{0});
             windows.read(first, probe_batch_);
         };
