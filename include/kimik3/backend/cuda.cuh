@@ -163,8 +163,6 @@ public:
 
     /// The GPU's name.
     const std::string& name() const { return shared_->name; }
-    /// How many multiprocessors it has: a grid that fills it once.
-    Index multiprocessors() const { return shared_->multiprocessors; }
     /// Bytes of the GPU's memory that nobody holds.
     Index free_bytes() const {
         std::size_t free = 0, total = 0;
@@ -289,7 +287,6 @@ private:
             cudaDeviceProp gpu{};
             KIMIK3_CUDA(cudaGetDeviceProperties(&gpu, device));
             name = gpu.name;
-            multiprocessors = gpu.multiProcessorCount;
             cudaFuncAttributes kernel{};
             const cudaError_t status = cudaFuncGetAttributes(&kernel, detail::any_kernel<void>);
             if (status == cudaSuccess) return;
@@ -337,7 +334,6 @@ private:
         }
 
         std::string name;
-        Index multiprocessors = 0;
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
         DeviceMemory products;  // cuBLAS's own scratch

@@ -63,7 +63,7 @@ private:
     static constexpr Index beginning_and_end = 2;
 
     void deal(const std::vector<Tile>& all) {
-        blocks = (std::min)(Index{multiprocessors()}, static_cast<Index>(all.size()));
+        blocks = (std::min)(multiprocessors(), static_cast<Index>(all.size()));
         using Load = std::pair<Index, Index>;  // what a block has to do, and which one it is
         std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
         for (Index b = 0; b < blocks; ++b) loads.push({0, b});

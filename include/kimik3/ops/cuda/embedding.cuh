@@ -212,7 +212,7 @@ void embedding_backward(const Context<Cuda>& ctx, std::span<const std::int32_t> 
     clear(ctx, VectorView<int>(lists.taken, 4 + vocab));
     gpu::launch_early(ctx, ceil_div(tokens, gpu::block_threads), gpu::block_threads, 0,
                       gpu::place_tokens_kernel<gpu::TokenLists>, lists, ids.data());
-    gpu::launch_early(ctx, (std::min)(tokens / gpu::TokenLists::few, ctx.multiprocessors()), 1024, 0,
+    gpu::launch_early(ctx, (std::min)(tokens / gpu::TokenLists::few, gpu::multiprocessors()), 1024, 0,
                       gpu::list_tokens_kernel<gpu::TokenLists>, lists, ids.data());
     const auto add = [&](auto kernel) {
         gpu::launch_early(ctx, gpu::resident_blocks(kernel, gpu::block_threads), gpu::block_threads, 0, kernel, lists,

@@ -195,7 +195,7 @@ inline void tensor_experts_backward(const Context<Cuda>& ctx, MatrixView<const b
     const Index all = d.source.size, inner = gate.cols, latent = z.cols, shares = ceil_div(inner, Index{96});
     // Rows of 16 bytes first, so that all of them are aligned.
     bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares) +
-                                                                2 * ExpertWeights::sums_of(ctx.multiprocessors()));
+                                                                2 * ExpertWeights::sums_of(multiprocessors()));
     const MatrixView<bf16> dz_rows(scratch, all, latent), hidden(dz_rows.row(all), all, inner);
     float *dots = reinterpret_cast<float*>(hidden.row(all)), *left = dots + all * shares;
     const TokenOf token_of(d.position.cols);

@@ -337,7 +337,7 @@ template <class Job>
 void run_expert_tiles(const Context<Cuda>& ctx, const Job& job) {
     const int bytes = Job::bytes(job.d.experts());
     KIMIK3_CUDA(cudaFuncSetAttribute(expert_tiles_kernel<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    expert_tiles_kernel<Job><<<exact_grid(ctx.multiprocessors()), Job::threads, to_size(bytes), ctx.stream()>>>(job);
+    expert_tiles_kernel<Job><<<exact_grid(multiprocessors()), Job::threads, to_size(bytes), ctx.stream()>>>(job);
     check_launch();
 }
 

@@ -207,7 +207,7 @@ inline void run_expert_weights(const Context<Cuda>& ctx, const ExpertWeights& jo
     const int bytes = W::bytes(job.d.experts());
     KIMIK3_CUDA(
         cudaFuncSetAttribute(expert_weights_tensor_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    const unsigned blocks = exact_grid(ctx.multiprocessors());
+    const unsigned blocks = exact_grid(multiprocessors());
     expert_weights_tensor_kernel<<<blocks, W::threads, to_size(bytes), ctx.stream()>>>(job);
     constexpr int slices = 8;
     add_weight_steps_kernel<<<blocks * slices, W::readers, to_size(bytes - W::starts), ctx.stream()>>>(job, slices);

@@ -82,7 +82,7 @@ void with_chunk(Index width, Index chunk, Call&& call) {
 template <class C, class Call>
 void with_slice(Index heads_of_sequences, Call&& call) {
     if constexpr (C::width == 128)
-        if (heads_of_sequences > 66) return call(std::type_identity<Slice<C, 2>>{});
+        if (2 * heads_of_sequences > multiprocessors()) return call(std::type_identity<Slice<C, 2>>{});
     call(std::type_identity<Slice<C, 1>>{});
 }
 
@@ -123,7 +123,7 @@ template <class C>
 void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInput<bf16>& in, const Layout& layout,
              const Place* places, const Prepared& to) {
     launch(ctx, prepare_kernel<C>, layout.chunks() * form.heads, C::threads, sizeof(PrepareMemory<C>), in, places,
-           form.heads, static_cast<float>(form.lower_bound), to, Index{2 * multiprocessors()});
+           form.heads, static_cast<float>(form.lower_bound), to, 2 * multiprocessors());
 }
 
 inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const KdaFusedForm& form,
@@ -191,7 +191,7 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
         });
         launch(ctx, gradient_kernel<C>, units, GradientMemory<C>::threads, sizeof(GradientMemory<C>), in, places,
                form.heads, static_cast<float>(form.lower_bound), chunks, states, d_o, dvalues, dstates, to, gate_parts,
-               Index{multiprocessors()});
+               multiprocessors());
         if (layout.chunks() > 0)
             launch(ctx, gate_gradient_kernel<C::width>, form.heads, 1024, 0, gate_parts, layout.chunks(), form.heads,
                    to.A_log, to.dt_bias);

@@ -285,7 +285,7 @@ inline void launch(const Context<Cuda>& ctx, const Sequences& seq, const MlaHead
             parts = (std::max)(parts, split.parts(seq.length(s), seq.past(s) + t + 1));
     const Index places = parts > 1 ? tokens * heads.count * parts : 0;
     const bool narrow = latent <= Narrow::most_latent;
-    const Index most_blocks = (std::max)(Index{1}, ctx.multiprocessors() * Narrow::resident / (tokens * groups)),
+    const Index most_blocks = (std::max)(Index{1}, multiprocessors() * Narrow::resident / (tokens * groups)),
                 run = narrow ? ceil_div(parts, most_blocks) : 1, blocks = ceil_div(parts, run);
     float* memory = ctx.workspace<float>(Scratch::operation, places * (latent + 2));
     const bool one_each = tokens == seq.count() && seq.longest() == 1;

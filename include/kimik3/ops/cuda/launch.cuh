@@ -18,8 +18,9 @@ inline int device_attribute(cudaDeviceAttr attribute) {
     KIMIK3_CUDA(cudaDeviceGetAttribute(&value, attribute, device));
     return value;
 }
-inline int multiprocessors() {
-    static const int count = device_attribute(cudaDevAttrMultiProcessorCount);
+/// A grid of so many blocks fills it once.
+inline Index multiprocessors() {
+    static const Index count = device_attribute(cudaDevAttrMultiProcessorCount);
     return count;
 }
 /// Bytes of dynamic shared memory that a block can have, a little kept for what a kernel declares.

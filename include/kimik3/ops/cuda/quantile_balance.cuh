@@ -134,7 +134,7 @@ void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> c
     detail::check_balance(balance, scores.rows, scores.cols, counted);
     if (scores.rows == 0) return;
     const Index groups = ceil_div(scores.cols, Index{gpu::counted_experts}),
-                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, ctx.multiprocessors())),
+                stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, gpu::multiprocessors())),
                 blocks = groups * ceil_div(scores.rows, stretch);
     gpu::balance_count_kernel<T><<<gpu::exact_grid(blocks), 1024, 0, ctx.stream()>>>(scores, cutoff, experts, bias,
                                                                                      counted, balance, stretch);

@@ -341,7 +341,7 @@ inline void tensor_router_backward(const Context<Cuda>& ctx, MatrixView<const bf
                                    RouterRule rule, MatrixView<const std::int32_t> experts, MatrixView<float> dweights,
                                    MatrixView<const float> scores, MatrixView<bf16> dx, MatrixView<float> dw) {
     router_inputs_bf16(ctx, w, rule, experts, dweights, scores, dx);
-    const Index tokens = (std::max)(Index{RouterWeights::depth}, ceil_div(x.rows, ctx.multiprocessors())),
+    const Index tokens = (std::max)(Index{RouterWeights::depth}, ceil_div(x.rows, multiprocessors())),
                 parts = ceil_div(x.rows, tokens);
     float* partial = ctx.workspace<float>(Scratch::operation, parts * routed_experts * x.cols);
     const RouterWeights job{x, experts, dweights, tokens, partial};

@@ -258,7 +258,7 @@ void step_latent(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads&
     Index longest = 0;
     for (Index s = 0; s < seq.count(); ++s) longest = (std::max)(longest, seq.past(s));
     const Index pieces = longest / gpu::step_keys + 1, blocks = y.rows * heads.count;
-    const Index shares = std::clamp(4 * ctx.multiprocessors() / (std::max)(blocks, Index{1}), Index{1}, pieces);
+    const Index shares = std::clamp(4 * gpu::multiprocessors() / (std::max)(blocks, Index{1}), Index{1}, pieces);
     float* scratch = ctx.workspace<float>(Scratch::operation, blocks * pieces * (latent + 2));
     const gpu::StepLatentWork<T> work{DeviceSequences(ctx, seq),
                                       heads,

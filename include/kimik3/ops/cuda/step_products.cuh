@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(step_threads)
 
 template <class T, bool wide>
 void launch_products(const Context<Cuda>& ctx, StepSource<T, wide> source, const StepWork<T>& work) {
-    const Index few = 2 * ctx.multiprocessors(), many = 3 * ctx.multiprocessors();
+    const Index few = 2 * multiprocessors(), many = 3 * multiprocessors();
     const bool head = work.count == 1 && work.tiles > 2 * many;  // where the weights are all that counts
     if (source.holds && (work.tokens > most_held_rows || (head && work.kept.rows > 0))) {
         launch_early(ctx, work.tokens, step_threads, 0, step_rows_kernel<T, wide>, source, work.kept);

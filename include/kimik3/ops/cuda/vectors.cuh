@@ -192,7 +192,7 @@ template <class Kernel>
 Index resident_blocks(Kernel kernel, int threads, Index bytes = 0) {
     int each = 0;
     KIMIK3_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, to_size(bytes)));
-    return Index{multiprocessors()} * (std::max)(each, 1);
+    return multiprocessors() * (std::max)(each, 1);
 }
 
 /// The sums that the teams of this block hold of their columns, the first count Eights of a row, go to to[0 ... 8
