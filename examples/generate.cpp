@@ -26,7 +26,7 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
         ->check(CLI::Range(0.0, 1.0));
     app.add_option("--min-p", a.min_p, "Only tokens of at least this part of the highest probability")
         ->check(CLI::Range(0.0, 1.0));
-    app.add_option("--seed", a.seed, "Of the draws");
+    app.add_option("--seed", a.seed, "Of the draws")->check(CLI::NonNegativeNumber);
 
     app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");

@@ -309,7 +309,7 @@ void declare(CLI::App& app, Options& options) {
         ->check(CLI::Range(0.0, 0.99));
     app.add_option("--shard-tokens", options.shard_tokens, "tokens in a full shard")
         ->check(CLI::Range(Index{1}, Index{2147483647}));
-    app.add_option("--seed", options.seed, "chooses the documents for validation");
+    app.add_option("--seed", options.seed, "chooses the documents for validation")->check(CLI::NonNegativeNumber);
     app.add_flag("--overwrite", options.overwrite, "replace the shards and the tokenizer.json that --out has already");
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; nothing is written unless it is 0.");
 }

@@ -58,7 +58,7 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
         ->check(CLI::NonNegativeNumber);
 
     app.option_defaults()->group("Run");
-    app.add_option("--seed", a.seed, "Of the weights and of the order of the data");
+    app.add_option("--seed", a.seed, "Of the weights and of the order of the data")->check(CLI::NonNegativeNumber);
     app.add_flag("--sequential", a.sequential, "Take the data in order instead of shuffled");
     app.add_flag("--recompute", a.recompute, "Compute activations again in backward: less memory, more time");
     app.add_flag("--eager", a.eager, "cuda: start the kernels of every step one by one, instead of recording a step's work "

@@ -121,6 +121,7 @@ law "an unknown optimizer" ends 2 "one of adamw, muon" "${small[@]}" --out e2 --
 law "an unknown schedule" ends 2 "one of constant, linear, cosine, wsd" "${small[@]}" --out e2 --schedule step
 law "no steps" ends 2 "--steps" "${small[@]}" --out e2 --steps 0
 law "no number" ends 2 "--lr" "${small[@]}" --out e2 --lr fast
+law "a seed below zero" ends 2 "--seed" "${small[@]}" --out e2 --seed -1
 law "nothing is left" absent e2
 
 [ $failed = 0 ] && echo "all laws hold"
