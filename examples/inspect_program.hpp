@@ -68,8 +68,9 @@ public:
         page_.command = a_.command;
         const ParameterCount count = count_parameters(Model::config, model_.parameters());
         page_.facts = {{"checkpoint", checkpoint.string()},
-                       {"parameters", fmt::format("{}, {} active for a token", shown_amount(static_cast<double>(count.total)),
-                                                     shown_amount(static_cast<double>(count.active)))}};
+                       {"parameters", fmt::format("{}, {} active for a token",
+                                                  shown_amount(static_cast<double>(count.total)),
+                                                  shown_amount(static_cast<double>(count.active)))}};
     }
 
     void run() {

@@ -61,8 +61,9 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_option("--seed", a.seed, "Of the weights and of the order of the data")->check(CLI::NonNegativeNumber);
     app.add_flag("--sequential", a.sequential, "Take the data in order instead of shuffled");
     app.add_flag("--recompute", a.recompute, "Compute activations again in backward: less memory, more time");
-    app.add_flag("--eager", a.eager, "cuda: start the kernels of every step one by one, instead of recording a step's work "
-                                     "once (CUDA graph); the same bits, slower");
+    app.add_flag("--eager", a.eager,
+                 "cuda: start the kernels of every step one by one, instead of recording a step's work once (CUDA "
+                 "graph); the same bits, slower");
     app.add_option("--eval-every", a.eval_every, "Steps between validations; 0: at the end only")
         ->check(CLI::NonNegativeNumber);
     app.add_option("--eval-windows", a.eval_windows, "Sequences a validation takes at most; 0: all")
