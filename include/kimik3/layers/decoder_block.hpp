@@ -199,8 +199,7 @@ struct BlockLayer {
     /// token counts once for every contribution it makes to the gradient.
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, Grads& g,
                          const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients,
-                         BlockSums<T>& sums,
-                         Saved& s, BlockScratch<T>& scratch, const Balance& balance,
+                         BlockSums<T>& sums, Saved& s, BlockScratch<T>& scratch, const Balance& balance,
                          VectorView<const std::uint8_t> counted) {
         // (BLOCK-8)
         Residuals<const T> after_attention = residuals;
