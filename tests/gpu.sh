@@ -1,6 +1,7 @@
 #!/bin/bash
 # tests/gpu.sh [ARGUMENTS OF THE SUITE]       builds the CUDA conformance suite with nvcc and runs it, where there is a GPU
-# KIMIK3_SANITIZER=memcheck tests/gpu.sh      under compute-sanitizer instead
+# tests/gpu.sh --sanitize TOOLS [TEXT]        every test whose name holds TEXT under compute-sanitizer's memcheck, racecheck
+#                                             or initcheck, in a process of its own, for KIMIK3_LIMIT seconds (600) at most
 # tests/gpu.sh --collect BUILD FOLDER         puts the programs of a CMake build, and the libraries they need, into FOLDER
 # tests/gpu.sh --prebuilt FOLDER              runs what lies there, all parts at once, in at most 95 seconds
 # Building needs Eigen, fmt, Boost.Test (headers) and nlohmann_json. Exits with 77 where there is no GPU.
@@ -40,14 +41,34 @@ prebuilt() { # prebuilt FOLDER
     return $status
 }
 
+sanitize() { # sanitize PROGRAM TOOLS [TEXT]
+    local gpus logs
+    gpus=$(nvidia-smi -L | wc -l) && logs=$(mktemp -d) || return 1
+    check() { # check PROGRAM LOGS GPU TOOL TEST
+        local start=$SECONDS log=$2/$4-${5/\//-} what
+        KIMIK3_WATCHED=1 CUDA_VISIBLE_DEVICES=$3 timeout "${KIMIK3_LIMIT:-600}" compute-sanitizer --tool "$4" --error-exitcode 9 "$1" --run_test="$5" >"$log" 2>&1
+        case $? in 0) what=clean ;; 9) what=ERRORS ;; 124) what="not ended" ;; *) what=FAILED ;; esac
+        printf '%-10s %-9s %s, %d s\n' "$4" "$what" "$5" $((SECONDS - start)) | tee "$log.result"
+        [ "$what" = clean ] || grep -E '^=+ |error:' "$log" | head -n 12 | cut -c1-200
+    }
+    export -f check
+    for tool in $2; do
+        "$1" --list_content 2>&1 | sed 's/[*:].*//' | awk -v tool="$tool" '/^[^ ]/ { suite = $1; next } { print tool, suite "/" $1 }'
+    done | grep -F -- "${3:-}" | awk -v gpus="$gpus" '{ print NR % gpus, $0 }' |
+        xargs -P "${KIMIK3_JOBS:-$(nproc)}" -L 1 bash -c 'check "$@"' check "$1" "$logs"
+    echo "$(cat "$logs"/*.result | grep -c ' clean ') clean, and:"
+    ! grep -hv ' clean ' "$logs"/*.result
+}
+
 case ${1:-} in
+    --sanitize) sanitized=("${@:2}") ;;
     --collect) collect "$2" "$3"; exit ;;
     --prebuilt) prebuilt "$2"; exit ;;
 esac
 
 build=${KIMIK3_GPU_BUILD:-build/gpu}
 arch=${KIMIK3_CUDA_ARCH:-90a}
-flags=(-std=c++20 -O2 "-gencode=arch=compute_$arch,code=sm_$arch" --extended-lambda --expt-relaxed-constexpr -diag-suppress 128,554,20011,20014 -lineinfo
+flags=(-std=c++20 -O2 "-gencode=arch=compute_$arch,code=${KIMIK3_CUDA_CODE:-sm_$arch}" --extended-lambda --expt-relaxed-constexpr -diag-suppress 128,554,20011,20014 -lineinfo
        -DFMT_USE_CONSTEXPR=1 -DFMT_HEADER_ONLY -DEIGEN_NO_CUDA -DEIGEN_DONT_VECTORIZE -DEIGEN_DONT_PARALLELIZE -DBOOST_TEST_ALTERNATIVE_INIT_API
        -Iinclude -Itests -isystem "${EIGEN_INCLUDE:-/usr/include/eigen3}")
 mkdir -p "$build"
@@ -62,7 +83,8 @@ makefile=$build/Makefile
     done
 } > "$makefile"
 make -f "$makefile" -j "${KIMIK3_JOBS:-$(nproc)}" "$build/conformance" || exit 1
-if [ -n "$KIMIK3_SANITIZER" ]; then
-    exec compute-sanitizer --tool "$KIMIK3_SANITIZER" --error-exitcode 1 "$build/conformance" "$@"
+if [ ${#sanitized[@]} -gt 0 ]; then
+    sanitize "$build/conformance" "${sanitized[@]}"
+    exit
 fi
 exec "$build/conformance" "$@"

@@ -1,5 +1,6 @@
 // The memory-bound operations at the shapes of preset k3_300m and 32,768 tokens, in bf16: forward and backward against
-// the time in which a copy moves as many bytes as the operation must.
+// the time in which a copy moves as many bytes as the operation must: at the rate of a large copy ("percent"), and as a
+// copy of just so many bytes takes, which starts and ends as the operation does ("of copy").
 // rows [--only TEXT] [--json FILE]
 
 #include <cmath>
@@ -50,7 +51,7 @@ void measure(Table& table, const std::string& name, int count, Index rows, Index
     const double bytes = bytes_of(rows, cols, count) + more_bytes;
     const int sets = sets_for(bytes);
     const Sets<bf16> m(sets, count, rows, cols);
-    table.add(name, median_ms(sets, [&](int set) { run(set, m); }), bytes);
+    table.add(name, median_ms(sets, [&](int set) { run(set, m); }), bytes, 0.0, copy_ms(bytes));
 }
 
 void norms(Table& table) {

@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "kimik3/core/dtype.hpp"
-#include "kimik3/ops/cuda/launch.cuh"
+#include "kimik3/ops/cuda/vectors.cuh"
 #include "kimik3/tensor/cuda.cuh"
 
 namespace kimik3::bench {
@@ -111,6 +112,25 @@ inline double copy_rate() {
     return rate;
 }
 
+/// Milliseconds of a copy that reads and writes so many bytes in all, a kernel in a recording like the operations.
+inline double copy_ms(double bytes) {
+    static std::map<double, double> known;
+    const auto [at, isnew] = known.try_emplace(bytes);
+    if (!isnew) return at->second;
+    const int sets = sets_for(bytes);
+    const Index cols = 8, rows = static_cast<Index>(bytes / 2.0 / (cols * 2.0));
+    std::vector<Numbers<bf16>> from, to;
+    for (int set = 0; set < sets; ++set) from.emplace_back(rows, cols, 1), to.emplace_back(rows, cols, 2);
+    return at->second = median_ms(sets, [&](int set) {
+        const MatrixView<const bf16> in = from[to_size(set)];
+        const MatrixView<bf16> out = to[to_size(set)];
+        gpu::for_eights(context(), rows, cols, [=] __device__(Index n, Index c) {
+            gpu::let_next_begin();
+            gpu::Eight<bf16>::load(in.row(n) + c).store(out.row(n) + c);
+        });
+    });
+}
+
 /// Operations a millisecond of a product of bf16 matrices, 8192 each way.
 inline double product_rate() {
     static const double rate = [] {
@@ -138,7 +158,7 @@ public:
         }
         std::printf("%s: copy %.2f TB/s, bf16 product %.0f TFLOP/s\n", context().name().c_str(), copy_rate() / 1e9,
                     product_rate() / 1e9);
-        std::printf("%-44s %9s %9s %9s %9s %7s\n", "", "ms", "floor ms", "TB/s", "TFLOP/s", "percent");
+        std::printf("%-44s %9s %9s %9s %9s %7s %7s\n", "", "ms", "floor ms", "TB/s", "TFLOP/s", "percent", "of copy");
     }
     Table(const Table&) = delete;
     Table& operator=(const Table&) = delete;
@@ -149,11 +169,13 @@ public:
     /// Whether a measurement was asked for.
     bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
 
-    /// bytes and flops: what the operation must move and compute at least.
-    void add(const std::string& name, double ms, double bytes, double flops = 0.0) {
+    /// bytes and flops: what the operation must move and compute at least; copy: milliseconds of a copy of as many bytes.
+    void add(const std::string& name, double ms, double bytes, double flops = 0.0, double copy = 0.0) {
         const double floor = (std::max)(bytes / copy_rate(), flops / product_rate());
-        std::printf("%-44s %9.4f %9.4f %9.2f %9.1f %7.1f\n", name.c_str(), ms, floor, bytes / ms / 1e9,
-                    flops / ms / 1e9, 100.0 * floor / ms);
+        std::printf("%-44s %9.4f %9.4f %9.2f %9.1f %7.1f", name.c_str(), ms, floor, bytes / ms / 1e9, flops / ms / 1e9,
+                    100.0 * floor / ms);
+        if (copy > 0.0) std::printf(" %7.1f", 100.0 * copy / ms);
+        std::printf("\n");
         std::fflush(stdout);
         if (json_ != nullptr)
             std::fprintf(json_, "{\"name\": \"%s\", \"ms\": %.6f, \"floor_ms\": %.6f}\n", name.c_str(), ms, floor);

@@ -58,6 +58,9 @@ BOOST_AUTO_TEST_CASE(b72_an_error_of_earlier_work_says_so) {
 
 BOOST_AUTO_TEST_SUITE_END()
 
+/// Whether compute-sanitizer looks on (tests/gpu.sh --sanitize): it takes memory itself, and streams wait for each other.
+const bool watched = std::getenv("KIMIK3_WATCHED") != nullptr;
+
 BOOST_AUTO_TEST_SUITE(conformance_errors)
 
 BOOST_AUTO_TEST_CASE(b72_a_launch_that_cannot_be_names_its_place_and_the_next_one_works) {
@@ -83,7 +86,7 @@ BOOST_AUTO_TEST_CASE(b72_out_of_memory_is_an_error_that_leaks_nothing) {
     const Index before = cuda().free_bytes();
     const std::string text = refusal([&] { Buffer<float, Cuda>{before}; });
     BOOST_CHECK_MESSAGE(contains(text, fmt::format("out of GPU memory: {} bytes were asked for", 4 * before)), text);
-    BOOST_CHECK_GE(cuda().free_bytes(), before - (Index{1} << 26));
+    if (!watched) BOOST_CHECK_GE(cuda().free_bytes(), before - (Index{1} << 26));
     BOOST_CHECK_EQUAL((Buffer<float, Cuda>{1000}).size(), 1000);
     check_that_it_works();
 }
@@ -100,7 +103,7 @@ BOOST_AUTO_TEST_CASE(b72_results_are_there_though_another_stream_is_busy) {
     std::vector<float> memory;
     on_host(cuda(), MatrixView<const float>(y.g()), memory);
     BOOST_CHECK(memory == std::vector<float>(5, 0.0f));
-    BOOST_CHECK_EQUAL(cudaStreamQuery(other), cudaErrorNotReady);
+    if (!watched) BOOST_CHECK_EQUAL(cudaStreamQuery(other), cudaErrorNotReady);
     cudaGetLastError();
     KIMIK3_CUDA(cudaStreamSynchronize(other));
     KIMIK3_CUDA(cudaStreamDestroy(other));

@@ -135,6 +135,7 @@ __device__ void solve_columns_back(GradientMemory<C>& m, int col) {
         load_b_turned(b, m.inner, 24, 16 * tile, 0);
         multiply_tile(whole, a, b);
         pack_tile(solved[tile], whole);
+        __syncwarp();  // all lanes have read the tile
         store_turned(solved[tile], m.half.dy, C::pitch, 16 * tile, col);
     }
 }

@@ -62,6 +62,7 @@ __device__ void solve_columns(const PrepareMemory<C>& m, bf16* y, int col, float
         load_b(b, m.inner, 24, 16 * tile, 0);
         multiply_tile(whole, a, b);
         pack_tile(solved[tile], whole);
+        __syncwarp();  // all lanes have read the tile
         store_turned(solved[tile], y, C::pitch, 16 * tile, col);
     }
 }

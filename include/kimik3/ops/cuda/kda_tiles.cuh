@@ -101,7 +101,7 @@ __device__ inline void store_turned(const Fragment& a, bf16* m, int pitch, int r
 }
 __device__ inline std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
     std::uint32_t c;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if KIMIK3_FROM_90
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
 #else
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));  // + -0.0

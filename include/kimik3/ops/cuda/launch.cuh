@@ -7,6 +7,18 @@
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/tensor/cuda.cuh"
 
+/// 1 where code is compiled for warpgroups, and for compute capability 9.0 or above.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define KIMIK3_WARPGROUPS 1
+#else
+#define KIMIK3_WARPGROUPS 0
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define KIMIK3_FROM_90 1
+#else
+#define KIMIK3_FROM_90 0
+#endif
+
 namespace kimik3::gpu {
 
 inline constexpr int block_threads = 256;
@@ -28,21 +40,33 @@ inline Index most_shared_bytes() {
     static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     return most - 4096;
 }
-/// Whether a kernel may start before the one in front of it has ended.
-inline bool starts_early() {
-    static const bool able = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
-    return able;
+/// Tells by its limit what it was compiled for: 96 threads with warpgroups (sm_90a), 64 from capability 9.0 on, 32.
+template <class>
+__global__ void __launch_bounds__(KIMIK3_WARPGROUPS ? 96 : KIMIK3_FROM_90 ? 64 : 32) compiled_for_kernel() {}
+
+/// That limit of this program's kernels on this GPU, which may be newer than what they were compiled for.
+inline int compiled_for() {
+    static const int limit = [] {
+        cudaFuncAttributes kernel{};
+        KIMIK3_CUDA(cudaFuncGetAttributes(&kernel, compiled_for_kernel<void>));
+        return kernel.maxThreadsPerBlock;
+    }();
+    return limit;
 }
+/// Whether a kernel may start before the one in front of it has ended.
+inline bool starts_early() { return compiled_for() >= 64; }
+/// Whether kernels multiply by warpgroups (warpgroup.cuh).
+inline bool has_warpgroups() { return compiled_for() == 96; }
 
 /// Lets the next kernel begin with what does not depend on the step's kernels before it.
 __device__ inline void let_next_begin() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if KIMIK3_FROM_90
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 /// Waits for all kernels before this one.
 __device__ inline void await_predecessor() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if KIMIK3_FROM_90
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }

@@ -64,15 +64,22 @@ __global__ void __launch_bounds__(RowThreads<halves>::most)
     A sums[1][8] = {}, weight[8] = {};
     if (c < x.cols) load_eight(w.data + c, weight);
     const Index step = Index{gridDim.x} * at.rows;
+    Index n = Index{blockIdx.x} * at.rows + at.row();
+    const auto exists = [&](Index n) { return n < x.rows && c < x.cols; };
+    Eight<T> next_x, next_dy;
+    A next_scale;
+    const auto fetch = [&](Index n) {
+        next_x = exists(n) ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero();
+        next_dy = exists(n) ? Eight<T>::load(dy.row(n) + c) : Eight<T>::zero();
+        next_scale = exists(n) ? r[n] : A(0);
+    };
+    fetch(n);
     int turn = 0;
-    for (Index first = Index{blockIdx.x} * at.rows; first < x.rows; first += step, turn ^= 1) {
-        const Index n = first + at.row();
-        const bool exists = n < x.rows && c < x.cols;
-        const Eight<T> row = exists ? Eight<T>::load(x.row(n) + c) : Eight<T>::zero(),
-                       gradient = exists ? Eight<T>::load(dy.row(n) + c) : Eight<T>::zero();
-        const A scale = exists ? r[n] : A(0);
+    for (Index first = Index{blockIdx.x} * at.rows; first < x.rows; first += step, n += step, turn ^= 1) {
+        const A scale = next_scale;
         A value[8], g[8], along = A(0);
-        row.get(value), gradient.get(g);
+        next_x.get(value), next_dy.get(g);
+        fetch(n + step);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             sums[0][i] += g[i] * value[i] * scale;
@@ -85,7 +92,7 @@ __global__ void __launch_bounds__(RowThreads<halves>::most)
         const A pull = scale * scale * scale * along_of[turn].take(at, 0) * each;
 #pragma unroll
         for (int i = 0; i < 8; ++i) value[i] = g[i] * scale - value[i] * pull;
-        if (exists) Eight<T>::of(value).store(dx.row(n) + c);
+        if (exists(n)) Eight<T>::of(value).store(dx.row(n) + c);
     }
     leave_column_sums(at.row_threads, sums, static_cast<int>(x.cols / 8), shared, parts + blockIdx.x * x.cols);
 }

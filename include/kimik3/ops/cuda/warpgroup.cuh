@@ -11,15 +11,9 @@
 //     the next 16 values of K begin 32 bytes on.
 //   turned (an operand [K, columns]): a row holds 64 columns of one K, the next 64 columns stand `apart` bytes on; the
 //     next 16 rows of K begin 2,048 bytes on.
+// Where code is compiled without warpgroups (KIMIK3_WARPGROUPS, launch.cuh) these functions do nothing.
 
 #include "kimik3/ops/cuda/tensor_core.cuh"
-
-/// 1 where code is compiled for warpgroups; elsewhere these functions do nothing.
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define KIMIK3_WARPGROUPS 1
-#else
-#define KIMIK3_WARPGROUPS 0
-#endif
 
 namespace kimik3::gpu {
 
@@ -46,20 +40,6 @@ __device__ __forceinline__ void wait_for_products() {
 #if KIMIK3_WARPGROUPS
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 #endif
-}
-
-/// Tells by its limit what it was compiled for.
-template <class>
-__global__ void __launch_bounds__(KIMIK3_WARPGROUPS ? 64 : 32) warpgroups_kernel() {}
-
-/// Whether this GPU has warpgroup products and this program's kernels were compiled for them.
-inline bool has_warpgroups() {
-    static const bool found = [] {
-        cudaFuncAttributes kernel{};
-        KIMIK3_CUDA(cudaFuncGetAttributes(&kernel, warpgroups_kernel<void>));
-        return kernel.maxThreadsPerBlock == 64;
-    }();
-    return found;
 }
 
 /// 16-byte piece of a row of 128 bytes, as the operands stand.
@@ -201,8 +181,11 @@ struct Ring {
         wait(full(), parity);
         show_to_products();
     }
-    __device__ __forceinline__ void release() const {
-        if (threadIdx.x % 32 == 0) arrive(empty());
+    __device__ __forceinline__ void release() const { release(empty()); }
+    /// All lanes of the warp have read what the barrier stands for.
+    __device__ __forceinline__ static void release(std::uint32_t barrier) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(barrier);
     }
 };
 
