@@ -43,7 +43,7 @@ void fill(const Context<Cuda>& ctx, MatrixView<T> m, unsigned seed, float scale,
 template <class T>
 struct Set {
     Buffer<T, Cuda> memory;
-    Buffer<T, Cuda> kept;
+    Buffer<T, Cuda> kept, prepared;
     Buffer<float, Cuda> gate;
     MatrixView<T> q, k, v, z, b, o, d_o, dq, dk, dv, dz, db;
     MatrixView<T> states;
@@ -62,6 +62,7 @@ struct Set {
         if (c.training) {
             kept = Buffer<T, Cuda>(kda_chunks(seq, chunk) * wide * width);
             states = {kept.data(), kda_chunks(seq, chunk), wide * width};
+            prepared = Buffer<T, Cuda>(KdaPrepared<Cuda, T>::size(seq, {c.heads, chunk}, width, width));
         }
         gate = Buffer<float, Cuda>(2 * (c.heads + wide));
         A_log = {gate.data(), c.heads}, dA_log = {A_log.end(), c.heads};
@@ -71,7 +72,7 @@ struct Set {
         fill(ctx, MatrixView<float>(A_log.data, 1, c.heads), seed + 6, 0.3f);
         fill(ctx, MatrixView<float>(dt_bias.data, 1, wide), seed + 7, 1);
     }
-    KdaRawInput<T> input() const { return {q, k, v, z, b, A_log, dt_bias}; }
+    KdaRawInput<T> input() const { return {q, k, v, z, b, A_log, dt_bias, {}, prepared.view()}; }
     void forward(const Context<Cuda>& ctx, const Sequences& seq, Index heads) const {
         kda_fused_forward(ctx, seq, {heads, chunk}, input(), o, {}, states);
     }

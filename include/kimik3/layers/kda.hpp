@@ -79,6 +79,7 @@ struct KdaLayer {
         MatrixView<T> z;                 // [N, P]
         MatrixView<T> b;                 // [N, H] -> its gradient; zeros follow, so that products take multiples of 8
         MatrixView<T> states;            // [chunks, H D D]
+        VectorView<T> prepared;          // of the fused form, for backends that leave something (KdaPrepared)
         MatrixView<T> o;                 // [N, P] -> the gradient of z
         MatrixView<A> o_r;               // [N, H] of o_norm
         MatrixView<T> g_low;             // [N, S] W_ga x, output gate of rank S only -> its gradient
@@ -108,7 +109,11 @@ struct KdaLayer {
         s.q = convolved[0], s.k = convolved[1], s.v = convolved[2];
         s.states = arena.matrix<T>(kda_chunks(seq, c.kda_chunk_size), state_size(c));
         s.o_r = arena.matrix<A>(tokens, heads);
-        if constexpr (fused) return s;
+        if constexpr (fused) {
+            s.prepared = arena.vector<T>(
+                KdaPrepared<Backend, T>::size(seq, fused_form(c), c.kda_head_dim, c.kda_head_dim));
+            return s;
+        }
         for (MatrixView<T>* m : {&s.q_unit, &s.k_unit, &s.g}) *m = wide();
         s.q_r = arena.matrix<A>(tokens, heads), s.k_r = arena.matrix<A>(tokens, heads);
         s.beta = arena.matrix<T>(tokens, heads);
@@ -207,8 +212,9 @@ private:
 
     static KdaFusedForm fused_form(const ModelConfig& c) { return {c.kda_heads, c.kda_chunk_size, c.kda_lower_bound}; }
     static DecayGateForm gate_form(const ModelConfig& c) { return {c.kda_gate, c.kda_lower_bound}; }
-    static KdaRawInput<T> raw_input(const Params& p, const Saved& s, MatrixView<const A> initial) {
-        return {s.q, s.k, s.v, s.z, s.b, p.A_log, p.dt_bias, initial};
+    static KdaRawInput<T> raw_input(const Params& p, const Saved& s, MatrixView<const A> initial,
+                                    VectorView<T> prepared) {
+        return {s.q, s.k, s.v, s.z, s.b, p.A_log, p.dt_bias, initial, prepared};
     }
     static KdaInput<T> unit_input(const Saved& s, MatrixView<const A> initial) {
         return {s.q_unit, s.k_unit, s.v, s.g, s.beta, initial};
@@ -225,7 +231,8 @@ private:
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                        Saved& s, MatrixView<A> kept, MatrixView<T> states) {
         if constexpr (fused) {
-            kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept), s.o, kept, states);
+            const VectorView<T> prepared = states.rows == 0 ? VectorView<T>{} : s.prepared;
+            kda_fused_forward(ctx, seq, fused_form(c), raw_input(p, s, kept, prepared), s.o, kept, states);
         } else {
             l2_norm_forward(ctx, c.kda_heads, s.q, s.q_unit, s.q_r);
             l2_norm_forward(ctx, c.kda_heads, s.k, s.k_unit, s.k_r);
@@ -242,7 +249,8 @@ private:
                                 const Sequences& seq, Saved& s) {
         if constexpr (fused) {
             const KdaRawGradient<T> gradient{s.q, s.k, s.v, s.o, s.b, g.A_log, g.dt_bias};
-            kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}), s.states, s.normed, {}, gradient);
+            kda_fused_backward(ctx, seq, fused_form(c), raw_input(p, s, {}, s.prepared), s.states, s.normed, {},
+                               gradient);
         } else {
             const KdaGradient<T> gradient{s.q, s.k, s.v, s.g, s.b};
             kda_chunk_backward(ctx, seq, c.kda_heads, c.kda_chunk_size, unit_input(s, {}), s.states, s.normed, {},

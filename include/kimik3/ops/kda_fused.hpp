@@ -7,8 +7,9 @@
 //   kda_fused_backward(ctx, seq, KdaFusedForm, KdaRawInput, states, d_o [N, H V], dfinal, KdaRawGradient)
 // final, states and dfinal may have no rows; final may be the input's initial. o has zeros in rows after the last
 // sequence. Backward needs nothing but states, of the type of activations (on the GPU in bf16 with an order of its own
-// within a head): it recomputes a chunk at a time in one reverse pass. dq, dk, dv and db may take the place of q, k, v
-// and b; dz may not be z. A single token of a sequence that goes on takes the recurrent step.
+// within a head): it recomputes a chunk at a time in one reverse pass, but for what forward left in prepared. dq, dk, dv
+// and db may take the place of q, k, v and b; dz may not be z. A single token of a sequence that goes on takes the
+// recurrent step.
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/ops/kda_operands.hpp"
@@ -30,6 +31,13 @@ struct KdaRawInput {
     VectorView<const accumulator_t<T>> A_log;      // [H]
     VectorView<const accumulator_t<T>> dt_bias;    // [H K]
     MatrixView<const accumulator_t<T>> initial{};  // as in KdaInput
+    VectorView<T> prepared{};                      // with states: [KdaPrepared::size], or of no size
+};
+
+/// Numbers that forward of a backend can leave in KdaRawInput::prepared, so that backward need not compute them again.
+template <class Backend, class T>
+struct KdaPrepared {
+    static Index size(const Sequences&, const KdaFusedForm&, Index /*key*/, Index /*value*/) { return 0; }
 };
 
 /// q, k, v, z, b, initial as in KdaGradient; A_log and dt_bias are added to.

@@ -66,6 +66,7 @@ public:
         : model_(&model), loader_(std::move(loader)), options_(options), schedule_(options.schedule),
           optimizer_(model, options.optimizer), guard_(options.spike_guard) {
         require(options.accumulation >= 1, "a step has at least one micro-batch, not {}", options.accumulation);
+        model_->zero_gradients();
     }
 
     Model& model() const { return *model_; }
@@ -92,7 +93,6 @@ public:
     /// moments and balancing are those before the step.
     TrainingStep step() {
         TrainingStep report{.step = step_, .lr = schedule_.lr(step_)};
-        model_->zero_gradients();
         const double share = 1.0 / static_cast<double>(options_.accumulation);
         for (Index micro = 0; micro < options_.accumulation; ++micro) {
             loader_.next(batch_);
@@ -135,6 +135,7 @@ private:
     [[noreturn]] void refuse(const std::string& reason) {
         std::string cause;
         try {
+            model_->zero_gradients();
             model_->clear_balance();
             cause = broken_weight();
         } catch (const Error&) {  // of a device that does nothing more: the reason is all there is to say

@@ -25,6 +25,7 @@ template <class T>
 __global__ void __launch_bounds__(block_threads)
     adamw_kernel(const AdamwPiece* pieces, AdamwNumbers<T> rule, const StepNumbers* numbers, const T* g, T* w, T* m,
                  T* v, bf16* copy) {
+    begin_in_turn();
     if (!numbers->applied) return;
     const AdamwPiece piece = pieces[blockIdx.x];
     const T scale = static_cast<T>(numbers->scale), rate = static_cast<T>(numbers->lr),
@@ -77,10 +78,8 @@ void adamw_step(const Context<Cuda>& ctx, std::span<const AdamwPiece> pieces, co
     if (pieces.empty()) return;
     if (copy.size != 0) require_size("adamw_step: copy", copy, w.size);
     const AdamwPiece* list = ctx.on_device(pieces);
-    gpu::adamw_kernel<T>
-        <<<gpu::exact_grid(static_cast<Index>(pieces.size())), gpu::block_threads, 0, ctx.stream()>>>(
-            list, gpu::AdamwNumbers<T>(rule), numbers, g.data, w.data, m.data, v.data, copy.data);
-    check_launch();
+    gpu::launch_early(ctx, static_cast<Index>(pieces.size()), gpu::block_threads, 0, gpu::adamw_kernel<T>, list,
+                      gpu::AdamwNumbers<T>(rule), numbers, g.data, w.data, m.data, v.data, copy.data);
 }
 
 template <class T>

@@ -67,10 +67,7 @@ __device__ inline void compute_dq(const BackwardOperands& in, const BackwardMemo
                     if (e / 4 * 8 + column + e % 2 > own_row + e / 2 % 2 * 8) s[e] = 0.0f;
             wait_for_products<0>();
             pin(slope);
-            if (j == 0) {
-                __syncwarp();
-                own.release();
-            }
+            if (j == 0) own.release();
 #pragma unroll
             for (int e = 0; e < 32; ++e) s[e] *= slope[e] - delta[e / 2 % 2];
 #pragma unroll
@@ -186,7 +183,7 @@ __device__ inline void compute_dkv(const BackwardOperands& in, const BackwardMem
             pin(dk);
 #pragma unroll
             for (int step = 0; step < 4; ++step) pin(p[step]);
-            if (at.lane == 0) arrive(done);
+            Ring::release(done);
         }
         own.next();
         wait_for_products<0>();
@@ -220,6 +217,7 @@ template <class T>
 __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dq, MatrixView<T> kept) {
 #if KIMIK3_WARPGROUPS
+    begin_in_turn();
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(128, 8), memory.own_ring().start(128, 8);
     __syncthreads();
@@ -237,6 +235,7 @@ template <class T>
 __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ BackwardOperands in, MatrixView<T> dkv, float* shares, Index rows) {
 #if KIMIK3_WARPGROUPS
+    begin_in_turn();
     const BackwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.ring().start(128, 8), memory.own_ring().start(128, 8);
     __syncthreads();
@@ -254,6 +253,7 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 __global__ void delta_kernel(Index rows, MlaHeads heads, MatrixView<const T> d_o, MatrixView<const T> o,
                              MatrixView<float> delta) {
+    begin_in_turn();
     const Index at = (Index{blockIdx.x} * blockDim.x + threadIdx.x) / 16, n = at / heads.count, h = at % heads.count;
     const int c = static_cast<int>(threadIdx.x % 16) * 8;
     float sum = 0.0f;
@@ -274,6 +274,7 @@ __global__ void delta_kernel(Index rows, MlaHeads heads, MatrixView<const T> d_o
 /// dk_shared [rows, r] = the sum of shares [H, rows, r] over heads.
 template <class T>
 __global__ void shared_sum_kernel(Index rows, MlaHeads heads, const float* shares, MatrixView<T> dk_shared) {
+    begin_in_turn();
     const Index at = (Index{blockIdx.x} * blockDim.x + threadIdx.x) * 4, width = heads.shared, n = at / width;
     if (n >= rows) return;
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -297,7 +298,6 @@ inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, cons
     const Index rows = seq.tokens(), shares_size = heads.count * rows * heads.shared;
     if (rows == 0) return;
     const Schedule& schedule = schedule_of(seq, heads);
-    const unsigned blocks = exact_grid(schedule.blocks);
     float* memory = ctx.workspace<float>(Scratch::operation,
                                          shares_size + round_up(rows * heads.count, 4) + (rows * q.cols + 1) / 2);
     float* shares = memory;
@@ -305,19 +305,12 @@ inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, cons
     const MatrixView<bf16> kept(reinterpret_cast<bf16*>(delta.data + round_up(rows * heads.count, 4)), rows, q.cols);
     BackwardOperands in{{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared},
                         d_o, lse, delta, static_cast<float>(heads.scale())};
-    delta_kernel<bf16><<<exact_grid(ceil_div(rows * heads.count, 16)), 256, 0, ctx.stream()>>>(rows, heads, d_o, o,
-                                                                                              delta);
-    check_launch();
-    dq_kernel<bf16><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dq, kept);
-    check_launch();
+    launch_early(ctx, ceil_div(rows * heads.count, 16), 256, 0, delta_kernel<bf16>, rows, heads, d_o, o, delta);
+    launch_early(ctx, schedule.blocks, threads, BackwardMemory::bytes, dq_kernel<bf16>, in, dq, kept);
     in.q = kept;
-    dkv_kernel<bf16><<<blocks, threads, BackwardMemory::bytes, ctx.stream()>>>(in, dkv, shares, rows);
-    check_launch();
-    if (heads.shared > 0) {
-        shared_sum_kernel<bf16><<<exact_grid(ceil_div(rows * heads.shared, 1024)), 256, 0, ctx.stream()>>>(
-            rows, heads, shares, dk_shared);
-        check_launch();
-    }
+    launch_early(ctx, schedule.blocks, threads, BackwardMemory::bytes, dkv_kernel<bf16>, in, dkv, shares, rows);
+    launch_early(ctx, ceil_div(rows * heads.shared, 1024), 256, 0, shared_sum_kernel<bf16>, rows, heads, shares,
+                 dk_shared);
 }
 
 }  // namespace kimik3::gpu::attention

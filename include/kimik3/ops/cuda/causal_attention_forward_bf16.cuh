@@ -235,6 +235,7 @@ template <class T>
 __global__ void __launch_bounds__(threads, 1)
     forward_kernel(const __grid_constant__ Operands in, float scale, MatrixView<T> o, MatrixView<float> lse) {
 #if KIMIK3_WARPGROUPS
+    begin_in_turn();
     const ForwardMemory memory{aligned_memory()};
     if (threadIdx.x == 0) memory.k_ring().start(128, 8), memory.v_ring().start(128, 8), memory.q_ring().start(128, 8);
     __syncthreads();
@@ -259,9 +260,8 @@ inline void launch_forward(const Context<Cuda>& ctx, const Sequences& seq, const
     if (seq.tokens() == 0) return;
     const Schedule& schedule = schedule_of(seq, heads);
     const Operands in{heads, ctx.on_device(std::span<const Tile>(schedule.tiles)), q, kv, k_shared};
-    forward_kernel<bf16><<<exact_grid(schedule.blocks), threads, ForwardMemory::bytes, ctx.stream()>>>(
-        in, static_cast<float>(heads.scale()), o, lse);
-    check_launch();
+    launch_early(ctx, schedule.blocks, threads, ForwardMemory::bytes, forward_kernel<bf16>, in,
+                 static_cast<float>(heads.scale()), o, lse);
 }
 
 }  // namespace kimik3::gpu::attention

@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(row_threads)
     cross_entropy_kernel(MatrixView<const T> logits, const std::int32_t* targets, accumulator_t<T>* loss) {
     using A = accumulator_t<T>;
     const Index n = blockIdx.x;
+    begin_in_turn();
     const std::int32_t target = targets[n];
     const T* row = logits.row(n);
     ExpSum<T> sum = ExpSum<T>::none();
@@ -93,6 +94,7 @@ __global__ void __launch_bounds__(row_threads)
     T* held = reinterpret_cast<T*>(cross_entropy_memory);
     const Index n = blockIdx.x;
     const int width = static_cast<int>(logits.cols), first = 8 * static_cast<int>(threadIdx.x);
+    begin_in_turn();
     const std::int32_t target = targets[n];
     T* row = logits.row(n);
     if (target == ignored_target) {
@@ -141,9 +143,8 @@ void cross_entropy(const Context<Cuda>& ctx, MatrixView<L> logits, std::span<con
     gpu::check_cross_entropy<T>(logits, targets, loss);
     const std::int32_t* target = targets.data();
     if (logits.rows > 0 && gpu::in_eights<const T>({logits})) {
-        gpu::cross_entropy_kernel<T>
-            <<<gpu::exact_grid(logits.rows), gpu::row_threads, 0, ctx.stream()>>>(logits, target, loss.data);
-        return check_launch();
+        return gpu::launch_early(ctx, logits.rows, gpu::row_threads, 0, gpu::cross_entropy_kernel<T>, logits, target,
+                                 loss.data);
     }
     gpu::for_rows(ctx, logits.rows, logits.cols, [=] __device__(Index n, gpu::Team team) {
         const bool ignored = target[n] == ignored_target;
@@ -165,11 +166,8 @@ void cross_entropy_backward(const Context<Cuda>& ctx, Out<T> logits, std::span<c
     const A each = static_cast<A>(scale);
     const Index bytes = logits.cols * static_cast<Index>(sizeof(T));
     if (logits.rows > 0 && bytes <= gpu::most_shared_bytes() && gpu::in_eights<T>({logits})) {
-        constexpr auto kernel = gpu::cross_entropy_backward_kernel<T>;
-        gpu::allow_shared_memory(kernel, bytes);
-        kernel<<<gpu::exact_grid(logits.rows), gpu::row_threads, to_size(bytes), ctx.stream()>>>(logits, target, each,
-                                                                                                loss.data);
-        return check_launch();
+        return gpu::launch_early(ctx, logits.rows, gpu::row_threads, bytes, gpu::cross_entropy_backward_kernel<T>,
+                                 logits, target, each, loss.data);
     }
     gpu::for_rows(ctx, logits.rows, logits.cols, [=] __device__(Index n, gpu::Team team) {
         const bool ignored = target[n] == ignored_target;

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(block_threads) place_tokens_kernel(Lists lists
 
 /// Lists the tokens of an id that has more than places: each warp looks through a stretch of all ids, twice.
 __device__ inline void list_tokens(const TokenLists& lists, const std::int32_t* ids, int k) {
-    constexpr int warps = block_threads / 32, wide = 8;
+    constexpr int warps = block_threads / 32, wide = 16;
     __shared__ int found[warps], begin;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, id = lists.more[k];
     const Index stretch = (lists.tokens + warps - 1) / warps, first = warp * stretch,
@@ -117,10 +117,9 @@ __device__ void add_numbers(const Numbers<wide, T>& of, accumulator_t<T> (&to)[w
         to[0] += static_cast<accumulator_t<T>>(of);
     }
 }
-/// Adds the numbers at row(k), k = first, first + step, ... below count, several on their way together.
-template <int wide, class T, class Row>
+/// Adds the numbers at row(k), k = first, first + step, ... below count, so many at a time on their way together.
+template <int wide, int ahead, class T, class Row>
 __device__ void add_rows(int first, int step, int count, Row row, accumulator_t<T> (&sum)[wide]) {
-    constexpr int ahead = 8 / sizeof(T) * (wide == 8 ? 1 : 2);
     for (int k = first; k < count; k += ahead * step) {
         Numbers<wide, T> loaded[ahead];
 #pragma unroll
@@ -141,7 +140,10 @@ __device__ void store_numbers(const A (&from)[wide], A* to) {
 /// while the warps of the others add up those of the rest; then all blocks share out the listed ones, 4 wide columns of
 /// an id at a time. All blocks are there together, so that one can wait for another's list.
 template <int wide, class T>
-__global__ void __launch_bounds__(block_threads, 5)
+#ifndef EMB
+#define EMB 4
+#endif
+__global__ void __launch_bounds__(block_threads, EMB)
     add_token_rows_kernel(TokenLists lists, const std::int32_t* ids, MatrixView<const T> dy,
                           MatrixView<accumulator_t<T>> dtable) {
     using A = accumulator_t<T>;
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(block_threads, 5)
             A* to = dtable.row(id) + c;
             A sum[wide] = {};
             add_numbers<wide, A>(load_numbers<wide>(to), sum);
-            add_rows<wide, T>(0, 1, count, [&](int k) { return dy.row(sorted[warp][k]) + c; }, sum);
+            add_rows<wide, 8 / sizeof(T), T>(0, 1, count, [&](int k) { return dy.row(sorted[warp][k]) + c; }, sum);
             store_numbers<wide>(sum, to);
         }
     };
@@ -176,8 +178,8 @@ __global__ void __launch_bounds__(block_threads, 5)
         const int* tokens = lists.listed + begin;
         A sum[wide] = {};
         if (c < width)
-            add_rows<wide, T>(threadIdx.x / lanes, groups, lists.count[id], [&](int i) { return dy.row(tokens[i]) + c; },
-                              sum);
+            add_rows<wide, 16 / sizeof(T), T>(threadIdx.x / lanes, groups, lists.count[id],
+                                              [&](int i) { return dy.row(tokens[i]) + c; }, sum);
 #pragma unroll
         for (int i = 0; i < wide; ++i) {
             for (int apart = lanes; apart < 32; apart *= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], apart);

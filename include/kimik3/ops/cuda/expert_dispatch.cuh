@@ -58,6 +58,7 @@ struct OwnPairs {
 
 template <class Dispatch>
 __global__ void count_pairs_kernel(PairStretches s, Dispatch d) {
+    begin_in_turn();
     __shared__ int counts[PairStretches::window];
     const OwnPairs own(s);
     const int experts = min(static_cast<int>(d.offset.size) - 1 - own.window0, PairStretches::window);
@@ -86,6 +87,7 @@ __device__ T sum_up_to(T value) {
 /// One block: a warp an expert, then one warp over the experts.
 template <class Dispatch>
 __global__ void __launch_bounds__(1024) first_rows_kernel(PairStretches s, Dispatch d, Index unit) {
+    begin_in_turn();
     const int lane = threadIdx.x % 32;
     const Index experts = d.offset.size - 1, stretches = s.stretches();
     for (Index e = threadIdx.x / 32; e < experts; e += blockDim.x / 32) {
@@ -113,6 +115,7 @@ __global__ void __launch_bounds__(1024) first_rows_kernel(PairStretches s, Dispa
 
 template <class Dispatch>
 __global__ void place_pairs_kernel(PairStretches s, Dispatch d) {
+    begin_in_turn();
     // How many pairs of an expert a warp has; then the row of the next of them, from the expert's first on.
     __shared__ int next[PairStretches::warps][PairStretches::window];
     const OwnPairs own(s);
@@ -160,11 +163,10 @@ inline void expert_dispatch(const Context<Cuda>& ctx, MatrixView<const std::int3
             experts.size());
     gpu::PairStretches s{experts, nullptr};
     s.counts = ctx.workspace<int>(Scratch::operation, d.experts() * s.stretches());
-    const unsigned blocks = gpu::exact_grid(s.stretches() * ceil_div(d.experts(), Index{gpu::PairStretches::window}));
-    if (blocks > 0) gpu::count_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(s, d);
-    gpu::first_rows_kernel<<<1, 1024, 0, ctx.stream()>>>(s, d, d.row_unit(experts.rows));
-    if (blocks > 0) gpu::place_pairs_kernel<<<blocks, gpu::block_threads, 0, ctx.stream()>>>(s, d);
-    check_launch();
+    const Index blocks = s.stretches() * ceil_div(d.experts(), Index{gpu::PairStretches::window});
+    gpu::launch_early(ctx, blocks, gpu::block_threads, 0, gpu::count_pairs_kernel<ExpertDispatch>, s, d);
+    gpu::launch_early(ctx, 1, 1024, 0, gpu::first_rows_kernel<ExpertDispatch>, s, d, d.row_unit(experts.rows));
+    gpu::launch_early(ctx, blocks, gpu::block_threads, 0, gpu::place_pairs_kernel<ExpertDispatch>, s, d);
 }
 
 }  // namespace kimik3

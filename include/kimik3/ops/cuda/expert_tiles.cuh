@@ -235,6 +235,7 @@ private:
 template <class Job>
 __global__ void __launch_bounds__(Job::threads, 1) expert_tiles_kernel(const Job job) {
 #if KIMIK3_WARPGROUPS
+    begin_in_turn();
     extern __shared__ __align__(1024) unsigned char expert_memory[];
     const int experts = static_cast<int>(job.d.offset.size) - 1, warp = threadIdx.x / 32;
     int *starts = reinterpret_cast<int*>(expert_memory + Job::starts_at), *offset = starts + experts + 1;
@@ -335,10 +336,7 @@ __global__ void __launch_bounds__(Job::threads, 1) expert_tiles_kernel(const Job
 
 template <class Job>
 void run_expert_tiles(const Context<Cuda>& ctx, const Job& job) {
-    const int bytes = Job::bytes(job.d.experts());
-    KIMIK3_CUDA(cudaFuncSetAttribute(expert_tiles_kernel<Job>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    expert_tiles_kernel<Job><<<exact_grid(multiprocessors()), Job::threads, to_size(bytes), ctx.stream()>>>(job);
-    check_launch();
+    launch_early(ctx, multiprocessors(), Job::threads, Job::bytes(job.d.experts()), expert_tiles_kernel<Job>, job);
 }
 
 }  // namespace kimik3::gpu

@@ -132,6 +132,7 @@ __device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std
 template <class W>
 __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(const W job) {
 #if KIMIK3_WARPGROUPS
+    begin_in_turn();
     extern __shared__ __align__(1024) unsigned char expert_memory[];
     const std::uint32_t stages = shared_address(expert_memory);
     warpgroup::Ring ring(stages + W::barriers, W::stages);
@@ -181,6 +182,7 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
 /// Adds what blocks left of a tile, in the order of its steps; so many blocks for each that may have left something.
 template <class W>
 __global__ void __launch_bounds__(W::readers) add_weight_steps_kernel(const W job, int slices) {
+    begin_in_turn();
     extern __shared__ int starts[];
     const int blocks = gridDim.x / slices, slice = blockIdx.x / blocks;
     const WeightWalk walk(job.d, starts);
@@ -204,14 +206,10 @@ __global__ void __launch_bounds__(W::readers) add_weight_steps_kernel(const W jo
 
 inline void run_expert_weights(const Context<Cuda>& ctx, const ExpertWeights& job) {
     using W = ExpertWeights;
-    const int bytes = W::bytes(job.d.experts());
-    KIMIK3_CUDA(
-        cudaFuncSetAttribute(expert_weights_tensor_kernel<W>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    const unsigned blocks = exact_grid(multiprocessors());
-    expert_weights_tensor_kernel<<<blocks, W::threads, to_size(bytes), ctx.stream()>>>(job);
+    const Index bytes = W::bytes(job.d.experts()), blocks = multiprocessors();
     constexpr int slices = 8;
-    add_weight_steps_kernel<<<blocks * slices, W::readers, to_size(bytes - W::starts), ctx.stream()>>>(job, slices);
-    check_launch();
+    launch_early(ctx, blocks, W::threads, bytes, expert_weights_tensor_kernel<W>, job);
+    launch_early(ctx, blocks * slices, W::readers, bytes - W::starts, add_weight_steps_kernel<W>, job, slices);
 }
 
 }  // namespace kimik3::gpu

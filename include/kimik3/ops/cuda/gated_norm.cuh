@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(block_threads)
     using A = accumulator_t<T>;
     const Index parts = x.rows * heads;
     const int width = static_cast<int>(w.size);
+    begin_in_turn();
     rows_of_team<lanes>(parts, [&](Index part, int lane) {
         const HeadPlace at(part, heads);
         Eight<T> row[vectors], logits[vectors];
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(128)
     A sums[vectors][8] = {};
     const Index count = x.rows * heads;
     const int width = static_cast<int>(w.size);
+    begin_in_turn();
     rows_of_team<lanes>(count, [&](Index part, int lane) {
         const HeadPlace at(part, heads);
         const Index first = at.h * width;
@@ -145,10 +147,9 @@ void gated_norm_forward(const Context<Cuda>& ctx, Index heads, In<T> x, In<T> ga
     if (gpu::in_eights<const T>({x, y}) && (!gated || gpu::in_eights<const T>({gate})) &&
         gpu::in_eights<const A>({w}) && gpu::split_row(width, [&](auto lanes, auto vectors) {
             const Index blocks = ceil_div(y.rows * heads, gpu::block_threads / lanes);
-            gpu::gated_norm_forward_kernel<T, lanes, vectors>
-                <<<gpu::grid_of(blocks), gpu::block_threads, 0, ctx.stream()>>>(heads, x, gate, w,
-                                                                                static_cast<A>(eps), y, r);
-            check_launch();
+            gpu::launch_early(ctx, gpu::grid_of(blocks), gpu::block_threads, 0,
+                              gpu::gated_norm_forward_kernel<T, lanes, vectors>, heads, x, gate, w,
+                              static_cast<A>(eps), y, r);
         }))
         return;
     gpu::for_rows(ctx, y.rows * heads, width, [=] __device__(Index row, gpu::Team team) {
@@ -182,8 +183,7 @@ void gated_norm_backward(const Context<Cuda>& ctx, Index heads, In<T> dy, In<T> 
             static const Index most = gpu::resident_blocks(kernel, 128);
             blocks = (std::min)(most, ceil_div(dx.rows * heads, 128 / lanes));
             parts = ctx.workspace<A>(Scratch::sums, blocks * width);
-            kernel<<<gpu::exact_grid(blocks), 128, 0, ctx.stream()>>>(heads, dy, x, gate, w, r, dx, dgate, parts);
-            check_launch();
+            gpu::launch_early(ctx, blocks, 128, 0, kernel, heads, dy, x, gate, w, r, dx, dgate, parts);
         }))
         return gpu::sum_parts(ctx, parts, blocks, width, [=] __device__(Index c, A sum) { dw[c] += sum; });
     gpu::column_sums<A>(

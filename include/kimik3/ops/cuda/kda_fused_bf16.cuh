@@ -17,9 +17,9 @@ inline bool enough_memory() {
 
 /// Whether heads have a size that these kernels are for; forward and backward agree on it, since the numbers of a saved
 /// state stand in an order of their own.
+inline bool suits(Index key, Index value) { return key == value && (key == 64 || key == 128) && enough_memory(); }
 inline bool suits(const KdaFusedForm& form, const KdaRawInput<bf16>& in) {
-    const Index key = in.q.cols / form.heads, value = in.v.cols / form.heads;
-    return key == value && (key == 64 || key == 128) && enough_memory();
+    return suits(in.q.cols / form.heads, in.v.cols / form.heads);
 }
 
 /// Stands in for matrices whose rows do not begin at multiples of 16 bytes.
@@ -89,10 +89,7 @@ void with_slice(Index heads_of_sequences, Call&& call) {
 template <class... Parameters, class... Arguments>
 void launch(const Context<Cuda>& ctx, void (*kernel)(Parameters...), Index blocks, int threads, std::size_t memory,
             const Arguments&... arguments) {
-    if (blocks == 0) return;
-    KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)));
-    kernel<<<exact_grid(blocks), threads, memory, ctx.stream()>>>(arguments...);
-    check_launch();
+    launch_early(ctx, blocks, threads, static_cast<Index>(memory), kernel, arguments...);
 }
 
 /// Hands out arrays, aligned to 128 bytes, of one piece of scratch memory; measures where there is none.
@@ -119,6 +116,19 @@ Prepared prepared(Pieces& pieces, Index units, bool backward) {
     return p;
 }
 
+/// Bytes of what forward prepares for backward, in chunks of the form.
+inline Index prepared_bytes(const Sequences& seq, const KdaFusedForm& form, Index width) {
+    Pieces pieces;
+    with_chunk(width, form.chunk, [&](auto shape) {
+        prepared<typename decltype(shape)::type>(pieces, kda_chunks(seq, form.chunk) * form.heads, true);
+    });
+    return pieces.used;
+}
+inline void check_prepared(const Sequences& seq, const KdaFusedForm& form, Index width, VectorView<bf16> memory) {
+    if (memory.size != 0)
+        require_size("kda_fused: prepared", memory, prepared_bytes(seq, form, width) / static_cast<Index>(sizeof(bf16)));
+}
+
 template <class C>
 void prepare(const Context<Cuda>& ctx, const KdaFusedForm& form, const KdaRawInput<bf16>& in, const Layout& layout,
              const Place* places, const Prepared& to) {
@@ -134,15 +144,18 @@ inline void fused_forward(const Context<Cuda>& ctx, const Sequences& seq, const 
     for (MatrixView<const bf16>* m : {&in.q, &in.k, &in.v, &in.z}) *m = aligned.in(*m);
     const MatrixView<bf16> o = aligned.out(raw_o), states = aligned.out(raw_states);
     const Index width = in.q.cols / form.heads;
+    check_prepared(seq, form, width, in.prepared);
+    const bool keeps = states.rows != 0 && in.prepared.size != 0;
     with_chunk(width, states.rows != 0 ? form.chunk : Index{64}, [&](auto shape) {
         using C = typename decltype(shape)::type;
         const Layout layout(seq, C::rows);
         const Place* places = ctx.on_device(std::span<const Place>(layout.places));
         const Index* starts = ctx.on_device(std::span<const Index>(layout.starts));
         Pieces pieces;
-        prepared<C>(pieces, layout.chunks() * form.heads, false);
-        pieces = {ctx.workspace<char>(Scratch::composed, pieces.used), 0};
-        const Prepared chunks = prepared<C>(pieces, layout.chunks() * form.heads, false);
+        prepared<C>(pieces, layout.chunks() * form.heads, keeps);
+        pieces = {keeps ? reinterpret_cast<char*>(in.prepared.data)
+                        : ctx.workspace<char>(Scratch::composed, pieces.used), 0};
+        const Prepared chunks = prepared<C>(pieces, layout.chunks() * form.heads, keeps);
         prepare<C>(ctx, form, in, layout, places, chunks);
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
@@ -165,6 +178,8 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
     for (MatrixView<const bf16>* m : {&in.q, &in.k, &in.v, &in.z}) *m = aligned.in(*m);
     for (MatrixView<bf16>* m : {&to.q, &to.k, &to.v, &to.z}) *m = aligned.out(*m);
     const MatrixView<const bf16> states = aligned.in(raw_states), d_o = aligned.in(raw_d_o);
+    check_prepared(seq, form, in.q.cols / form.heads, in.prepared);
+    const bool kept = in.prepared.size != 0;
     with_chunk(in.q.cols / form.heads, form.chunk, [&](auto shape) {
         using C = typename decltype(shape)::type;
         const Layout layout(seq, C::rows);
@@ -175,14 +190,15 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
         bf16 *dvalues = nullptr, *dstates = nullptr;
         float* gate_parts = nullptr;
         const auto take = [&](Pieces pieces) {
-            chunks = prepared<C>(pieces, units, true);
+            Pieces before{reinterpret_cast<char*>(in.prepared.data), 0};
+            chunks = prepared<C>(kept ? before : pieces, units, true);
             dvalues = pieces.take<bf16>(units * C::rows * C::width);
             dstates = pieces.take<bf16>(units * C::state);
             gate_parts = pieces.take<float>(units * 2 * C::width);
             return pieces.used;
         };
         take({ctx.workspace<char>(Scratch::composed, take({})), 0});
-        prepare<C>(ctx, form, in, layout, places, chunks);
+        if (!kept) prepare<C>(ctx, form, in, layout, places, chunks);
         with_slice<C>(seq.count() * form.heads, [&](auto slice) {
             using Sl = typename decltype(slice)::type;
             launch(ctx, scan_backward_kernel<C, Sl>, seq.count() * form.heads * Sl::count, Sl::threads,
@@ -202,3 +218,15 @@ inline void fused_backward(const Context<Cuda>& ctx, const Sequences& seq, const
 }
 
 }  // namespace kimik3::gpu::kda
+
+namespace kimik3 {
+
+template <>
+struct KdaPrepared<Cuda, bf16> {
+    static Index size(const Sequences& seq, const KdaFusedForm& form, Index key, Index value) {
+        if (!gpu::kda::suits(key, value)) return 0;
+        return gpu::kda::prepared_bytes(seq, form, key) / static_cast<Index>(sizeof(bf16));
+    }
+};
+
+}  // namespace kimik3

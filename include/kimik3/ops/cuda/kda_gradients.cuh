@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(GradientMemory<C>::threads, 1)
                     MatrixView<const bf16> states, MatrixView<const bf16> d_o, const bf16* dvalues, const bf16* dstates,
                     KdaRawGradient<bf16> to, float* gate_parts, Index ahead) {
     extern __shared__ __align__(16) char memory[];
+    begin_in_turn();
     using M = GradientMemory<C>;
     M& m = *reinterpret_cast<M*>(memory);
     const Index chunk = blockIdx.x / heads, head = blockIdx.x % heads, unit = blockIdx.x;
@@ -222,6 +223,7 @@ template <int width>
 __global__ void __launch_bounds__(1024) gate_gradient_kernel(const float* parts, Index chunks, Index heads,
                                                              VectorView<float> dA_log, VectorView<float> ddt_bias) {
     constexpr int teams = 1024 / width;
+    begin_in_turn();
     __shared__ float totals[teams][width], moments[teams][width];
     const int channel = threadIdx.x % width, team = threadIdx.x / width;
     const Index head = blockIdx.x;

@@ -122,6 +122,7 @@ __device__ void write_tile(bf16* to, const bf16* from) {
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::tiles == 4 ? 2 : 4)
     prepare_kernel(KdaRawInput<bf16> in, const Place* places, Index heads, float bound, Prepared to, Index ahead) {
+    begin_in_turn();
     extern __shared__ __align__(16) char memory[];
     PrepareMemory<C>& m = *reinterpret_cast<PrepareMemory<C>*>(memory);
     const Index chunk = blockIdx.x / heads, head = blockIdx.x % heads, unit = blockIdx.x;

@@ -174,6 +174,7 @@ __global__ void __launch_bounds__(Sl::threads, 1)
                         MatrixView<const float> initial, MatrixView<bf16> o, MatrixView<float> final,
                         MatrixView<bf16> states) {
     extern __shared__ char memory[];
+    begin_in_turn();
     const Scanned<C, Sl> at(starts, heads, memory);
     const auto load = [&](int chunk) {
         if (chunk < at.chunks) at.load(from, chunk, chunk, from.u);
@@ -235,6 +236,7 @@ __global__ void __launch_bounds__(Sl::threads, 1)
                          MatrixView<const bf16> d_o, MatrixView<const float> dfinal, MatrixView<float> dinitial,
                          bf16* dvalues, bf16* dstates) {
     extern __shared__ char memory[];
+    begin_in_turn();
     const Scanned<C, Sl> at(starts, heads, memory);
     const auto load = [&](int number) {
         if (number < at.chunks) {

@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(block_threads)
                    const accumulator_t<T>* r_in, accumulator_t<T>* r_out, Index r_stride) {
     using A = accumulator_t<T>;
     const Index parts = x.rows * heads;
+    begin_in_turn();
     rows_of_team<lanes>(parts, [&](Index part, int lane) {
         const HeadPlace at(part, heads);
         const Index first = at.h * width;
@@ -60,9 +61,8 @@ bool l2_norm_in_eights(const Context<Cuda>& ctx, Index heads, MatrixView<const T
     if (width % 8 != 0 || !in_eights<const T>({x, y}) || (backward && !in_eights<const T>({dy}))) return false;
     return split_row(width, [&](auto lanes, auto vectors) {
         const Index blocks = ceil_div(y.rows * heads, block_threads / lanes);
-        l2_norm_kernel<T, lanes, vectors, backward><<<grid_of(blocks), block_threads, 0, ctx.stream()>>>(
-            heads, width, dy, x, y, r_in, r_out, r_stride);
-        check_launch();
+        launch_early(ctx, grid_of(blocks), block_threads, 0, l2_norm_kernel<T, lanes, vectors, backward>, heads, width,
+                     dy, x, y, r_in, r_out, r_stride);
     });
 }
 

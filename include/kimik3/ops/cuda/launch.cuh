@@ -126,12 +126,14 @@ private:
 
 template <class Body>
 __global__ void for_each_kernel(Index count, Body body) {
+    begin_in_turn();
     const Index step = Index{gridDim.x} * blockDim.x;
     for (Index i = Index{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) body(i);
 }
 
 template <class Body>
 __global__ void for_rows_kernel(Index rows, int team, Body body) {
+    begin_in_turn();
     const Index teams = blockDim.x / team, step = gridDim.x * teams;
     const Team mine{static_cast<int>(threadIdx.x) % team, team};
     for (Index row = blockIdx.x * teams + threadIdx.x / team; row < rows; row += step) body(row, mine);
@@ -145,11 +147,11 @@ inline unsigned exact_grid(Index blocks) {
     return static_cast<unsigned>(blocks);
 }
 
-/// A launch that may begin before the kernel before it has ended, where the GPU can do that.
+/// A launch that may begin before the kernel before it has ended, where the GPU can do that: the kernel awaits it.
 template <class... Parameters>
-void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
-                  void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
-    if (blocks <= 0) return;
+cudaError_t try_launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
+                             void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
+    if (blocks <= 0) return cudaSuccess;
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -163,7 +165,12 @@ void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index sha
     if (shared_bytes > 48 << 10)
         KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          static_cast<int>(shared_bytes)));
-    KIMIK3_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+template <class... Parameters>
+void launch_early(const Context<Cuda>& ctx, Index blocks, int threads, Index shared_bytes,
+                  void (*kernel)(Parameters...), const std::type_identity_t<Parameters>&... arguments) {
+    KIMIK3_CUDA(try_launch_early(ctx, blocks, threads, shared_bytes, kernel, arguments...));
 }
 
 /// body(i) for i in [0, count). at: who is named when the launch fails, here and below.
@@ -171,7 +178,8 @@ template <class Body>
 void for_each(const Context<Cuda>& ctx, Index count, Body body,
               std::source_location at = std::source_location::current()) {
     if (count <= 0) return;
-    for_each_kernel<<<grid_of(ceil_div(count, block_threads)), block_threads, 0, ctx.stream()>>>(count, body);
+    (void)try_launch_early(ctx, grid_of(ceil_div(count, block_threads)), block_threads, 0, for_each_kernel<Body>, count,
+                           body);
     check_launch(at);
 }
 
@@ -181,8 +189,8 @@ void for_rows(const Context<Cuda>& ctx, Index rows, Index cols, Body body,
               std::source_location at = std::source_location::current()) {
     if (rows <= 0) return;
     const int team = cols <= 1024 ? 32 : block_threads;
-    for_rows_kernel<<<grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, ctx.stream()>>>(rows, team,
-                                                                                                       body);
+    (void)try_launch_early(ctx, grid_of(ceil_div(rows, block_threads / team)), block_threads, 0, for_rows_kernel<Body>,
+                           rows, team, body);
     check_launch(at);
 }
 

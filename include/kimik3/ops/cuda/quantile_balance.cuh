@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(1024) balance_count_kernel(MatrixView<const T>
                                                              VectorView<const std::uint8_t> counted, Balance to,
                                                              Index stretch) {
     __shared__ int histogram[counted_experts][Balance::bins], load[counted_experts];
+    begin_in_turn();
     const Index groups = ceil_div(scores.cols, Index{counted_experts}), first = blockIdx.x % groups * counted_experts,
                 begin = blockIdx.x / groups * stretch, end = min(begin + stretch, scores.rows);
     for (Index i = threadIdx.x; i < counted_experts * Balance::bins; i += blockDim.x) histogram[0][i] = 0;
@@ -76,6 +77,7 @@ __global__ void __launch_bounds__(1024) balance_count_kernel(MatrixView<const T>
 /// lies, or -1 where nothing was counted; clears what was counted.
 template <class Counted>
 __global__ void __launch_bounds__(block_threads) balance_place_kernel(Counted balance, Index chosen, double* places) {
+    begin_in_turn();
     constexpr int own = 4;  // bins a thread
     static_assert(block_threads * own >= Balance::bins);
     __shared__ std::int64_t warps[block_threads / 32];
@@ -117,10 +119,12 @@ __global__ void __launch_bounds__(block_threads) balance_place_kernel(Counted ba
 /// One block.
 template <class T>
 __global__ void balance_bias_kernel(const double* places, VectorView<T> bias) {
+    begin_in_turn();
     const DeviceBalanceRange<T> range(bias);
     if (places[0] < 0.0 || !isfinite(range.width)) return;
     const auto estimate = [&](Index e) { return range.low + static_cast<T>(places[e]) * range.width; };
     double mean = 0.0;
+#pragma unroll 16
     for (Index e = 0; e < bias.size; ++e) mean += static_cast<double>(estimate(e)) / static_cast<double>(bias.size);
     __syncthreads();
     for (Index e = threadIdx.x; e < bias.size; e += blockDim.x) bias[e] = estimate(e) - static_cast<T>(mean);
@@ -136,9 +140,8 @@ void balance_count(const Context<Cuda>& ctx, MatrixView<T> scores, InVector<T> c
     const Index groups = ceil_div(scores.cols, Index{gpu::counted_experts}),
                 stretch = (std::max)(Index{256}, ceil_div(scores.rows * groups, gpu::multiprocessors())),
                 blocks = groups * ceil_div(scores.rows, stretch);
-    gpu::balance_count_kernel<T><<<gpu::exact_grid(blocks), 1024, 0, ctx.stream()>>>(scores, cutoff, experts, bias,
-                                                                                     counted, balance, stretch);
-    check_launch();
+    gpu::launch_early(ctx, blocks, 1024, 0, gpu::balance_count_kernel<T>, scores, cutoff, experts, bias, counted,
+                      balance, stretch);
 }
 
 inline void balance_clear(const Context<Cuda>& ctx, const Balance& balance) {
@@ -150,10 +153,9 @@ template <class T>
 void balance_update(const Context<Cuda>& ctx, const Balance& balance, Index chosen, VectorView<T> bias) {
     require_shape("balance: histogram", balance.histogram, bias.size, Balance::bins);
     double* places = ctx.workspace<double>(Scratch::operation, bias.size);
-    gpu::balance_place_kernel<<<gpu::exact_grid(bias.size), gpu::block_threads, 0, ctx.stream()>>>(balance, chosen,
-                                                                                                   places);
-    gpu::balance_bias_kernel<T><<<1, gpu::block_threads, 0, ctx.stream()>>>(places, bias);
-    check_launch();
+    gpu::launch_early(ctx, bias.size, gpu::block_threads, 0, gpu::balance_place_kernel<Balance>, balance, chosen,
+                      places);
+    gpu::launch_early(ctx, 1, gpu::block_threads, 0, gpu::balance_bias_kernel<T>, places, bias);
 }
 
 }  // namespace kimik3

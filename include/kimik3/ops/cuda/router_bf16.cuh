@@ -88,6 +88,7 @@ struct RouterChoice {
 
 template <class Choice>
 __global__ void __launch_bounds__(256, 2) router_choice_kernel(const Choice r) {
+    begin_in_turn();
     extern __shared__ __align__(1024) unsigned char stages[];
     const Index first = blockIdx.x * Index{Choice::tokens};
     const int lane = threadIdx.x % 32, piece = threadIdx.x % 8;
@@ -226,6 +227,7 @@ struct RouterWeights {
 
 template <class Job>
 __global__ void __launch_bounds__(256, 1) router_weights_bf16_kernel(const Job r) {
+    begin_in_turn();
     extern __shared__ __align__(1024) unsigned char stages[];
     const Index part = blockIdx.x / r.col_tiles(), col0 = blockIdx.x % r.col_tiles() * Job::columns;
     const Index begin = part * r.tokens_a_block, end = min(begin + r.tokens_a_block, r.x.rows);
@@ -330,11 +332,8 @@ inline void tensor_router_forward(const Context<Cuda>& ctx, MatrixView<const bf1
                                  3 * routed_experts, x.cols);
     split_weights(ctx, w, terms);
     const RouterChoice job{x, terms, bias.data, rule, scores, weights, experts, cutoff.data};
-    constexpr int bytes = 2 * RouterChoice::stage_bytes;
-    KIMIK3_CUDA(cudaFuncSetAttribute(router_choice_kernel<RouterChoice>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     bytes));
-    router_choice_kernel<<<exact_grid(ceil_div(x.rows, Index{RouterChoice::tokens})), 256, bytes, ctx.stream()>>>(job);
-    check_launch();
+    launch_early(ctx, ceil_div(x.rows, Index{RouterChoice::tokens}), 256, 2 * RouterChoice::stage_bytes,
+                 router_choice_kernel<RouterChoice>, job);
 }
 
 inline void tensor_router_backward(const Context<Cuda>& ctx, MatrixView<const bf16> x, MatrixView<const float> w,
@@ -345,10 +344,8 @@ inline void tensor_router_backward(const Context<Cuda>& ctx, MatrixView<const bf
                 parts = ceil_div(x.rows, tokens);
     float* partial = ctx.workspace<float>(Scratch::operation, parts * routed_experts * x.cols);
     const RouterWeights job{x, experts, dweights, tokens, partial};
-    KIMIK3_CUDA(cudaFuncSetAttribute(router_weights_bf16_kernel<RouterWeights>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, RouterWeights::bytes));
-    router_weights_bf16_kernel<<<exact_grid(parts * job.col_tiles()), 256, RouterWeights::bytes, ctx.stream()>>>(job);
-    check_launch();
+    launch_early(ctx, parts * job.col_tiles(), 256, RouterWeights::bytes, router_weights_bf16_kernel<RouterWeights>,
+                 job);
     for_each(ctx, dw.rows * dw.cols, [=] __device__(Index i) {
         const Index e = i / dw.cols, c = i % dw.cols;
         float sum = 0.0f;
