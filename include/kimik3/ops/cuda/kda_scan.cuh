@@ -100,6 +100,7 @@ struct Scanned {
     /// The warp puts a result where its columns of value were, and writes them to rows of a token matrix.
     __device__ void put_value(const Fragment& a, ScanStage<C, Sl>& stage, int tile) const {
         const int lane = threadIdx.x % 32;
+        __syncwarp();  // all lanes have read what was there
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             *reinterpret_cast<std::uint32_t*>(
