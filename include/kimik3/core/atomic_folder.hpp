@@ -1,7 +1,8 @@
 #pragma once
 // A folder that appears whole or not at all: it is filled under a temporary name beside its target and put in the
-// target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there). Until commit() the
-// old folder is untouched, and a writer that is destroyed without commit() removes its temporary. Linux.
+// target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there; where a file system
+// lacks that, as NFS does, the old folder is renamed to *.tmp.old first). Until commit() the old folder is untouched,
+// and a writer that is destroyed without commit() removes its temporary. Linux.
 
 #include <cstdio>
 
@@ -14,6 +15,11 @@ public:
     explicit AtomicFolder(std::filesystem::path target) : target_(std::move(target)) {
         if (!target_.has_filename()) target_ = target_.parent_path();  // "runs/x/" is runs/x
         std::error_code unknown;
+        if (std::filesystem::is_symlink(target_, unknown)) {  // the folder that it leads to is the one replaced
+            const std::filesystem::path place = std::filesystem::canonical(target_, unknown);
+            require(!unknown, "{}: leads to nothing: {}", target_.string(), unknown.message());
+            target_ = place;
+        }
         const std::filesystem::file_status status = std::filesystem::status(target_, unknown);
         require(!std::filesystem::exists(status) || std::filesystem::is_directory(status),
                 "{}: only a folder is replaced by a folder", target_.string());
@@ -40,14 +46,29 @@ public:
             temporary_.clear();
         } else {
             check(errno == ENOTEMPTY || errno == EEXIST, "rename");
-            check(::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0,
-                  "replace");
+            exchange();
         }
         committed_ = true;
         flush(target_.has_parent_path() ? target_.parent_path() : ".");
     }
 
 private:
+    /// Target and temporary change places.
+    void exchange() {
+        if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) return;
+        check(errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP, "replace");
+        const std::filesystem::path old = temporary_.string() + ".old";
+        std::error_code absent;
+        std::filesystem::remove_all(old, absent);  // left by a killed process that had our number
+        check(::rename(target_.c_str(), old.c_str()) == 0, "replace");
+        if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
+            const int reason = errno;
+            ::rename(old.c_str(), target_.c_str());
+            errno = reason;
+            check(false, "replace");
+        }
+        temporary_ = old;
+    }
     void check(bool done, const char* step) const {
         if (!done) fail("{}: cannot {} the folder: {}", target_.string(), step, detail::system_reason());
     }
