@@ -98,9 +98,11 @@ private:
         require(a.seq <= longest, "--seq: {} takes sequences of at most {} tokens, got {}", a.preset, longest, a.seq);
         if (!std::filesystem::exists(tokenizer_of(a))) return a;
         const Index tokens = load_tokenizer(tokenizer_of(a).string()).vocab_size();
-        require(tokens <= vocabulary,
-                "--data: '{}' has {} tokens, the preset {} has room for {}; kimik3-prepare --tokenizer train:{} fits",
-                tokenizer_of(a).string(), tokens, a.preset, vocabulary, vocabulary);
+        constexpr Index least = 257;  // tokens that kimik3-prepare learns
+        require(tokens <= vocabulary, "--data: '{}' has {} tokens, the preset {} has room for {}; {}",
+                tokenizer_of(a).string(), tokens, a.preset, vocabulary,
+                vocabulary >= least ? fmt::format("kimik3-prepare --tokenizer train:{} fits", vocabulary)
+                                    : "take a preset with room for more");
         return a;
     }
 
