@@ -112,8 +112,10 @@ BOOST_AUTO_TEST_CASE(b55_a_killed_save_leaves_the_old_folder_or_the_new_one) {
         ::waitpid(child, &status, 0);
         BOOST_TEST(WIFSIGNALED(status));
         BOOST_TEST(get((target / "f").string()) == (committed ? "new" : "old"));
-        save(target, "after");  // what the killed one left is in nobody's way
+        fs::create_directory(target.string() + ".7-1.old.tmp");  // of somebody else
+        save(target, "after");  // what the killed one left is in nobody's way, and goes
         BOOST_TEST(get((target / "f").string()) == "after");
+        BOOST_TEST(around.size() == 2);
     }
 }
 
