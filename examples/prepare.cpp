@@ -263,6 +263,8 @@ void prepare(const Options& options) {
     });
     train.finish();
     validation.finish();
+    require(train.tokens() + validation.tokens() > 0, "{}: the vocabulary has a token for none of the {} bytes of text",
+            options.tokenizer, bytes);
     kimik3::save_tokenizer(tokenizer, staging.folder());
     staging.publish();
 

@@ -1,6 +1,8 @@
 #pragma once
 // The body of kimik3-train for one preset: data and model, the table, the loop with its log, checkpoints and report.
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -12,8 +14,13 @@
 
 namespace kimik3 {
 
-/// The shards of one split of a data folder.
+/// The shards of one split of a data folder. Each is a file that stays open, so the process takes all that it may open.
 inline std::vector<Shard> open_shards(const std::filesystem::path& data, std::string_view split, Index vocabulary) {
+    rlimit files{};
+    if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        ::setrlimit(RLIMIT_NOFILE, &files);
+    }
     std::vector<Shard> shards;
     for (const auto& path : list_shards(data, split)) shards.emplace_back(path, vocabulary);
     return shards;

@@ -100,6 +100,10 @@ law "and read back" ends 0 "tokens           3 (3" few.txt -o t7 --tokenizer t6 
 law "so are bytes" ends 0 "vocabulary       257" fox.txt -o t4 --tokenizer o1/tokenizer.json
 law "fewer tokens than bytes" test "$(stat -c %s t1/train_000000.bin)" -lt "$(stat -c %s t4/train_000000.bin)"
 law "standard error is quiet in a file" test ! -s stderr
+printf 'zz' >none.txt
+law "a text without a token is no data" ends 1 "a token for none of the 2 bytes" none.txt -o e1 --tokenizer "$seeds/few_bytes" \
+    --val-fraction 0 --no-end-token
+law "nothing is left" absent e1
 
 # wrong input: exit 1, file and place named, nothing left
 printf '{"text": "good"}\n{"text": 7}\n{"tex": "x"}\n[1]\n{"text": "\xff"}\n{"text"' >bad.jsonl

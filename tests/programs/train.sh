@@ -88,6 +88,11 @@ law "without validation and tokenizer" ends 0 "0 for validation" --preset tiny -
 law "no best model" absent bare_run/best
 law "its report is of one step, on the training text" grep -q '"text":"the first 8 tokens of the training text"' bare_run/report.html
 
+"$programs/kimik3-prepare" book.txt --out many --tokenizer data --val-fraction 0 --shard-tokens 64 >/dev/null
+crowded() { ( ulimit -Sn 64; ends 0 "" --preset tiny --data many --out many_run --steps 1 --batch 1 --seq 8 --report-every 0 ); }
+law "there are many shards" test "$(ls many | wc -l)" -gt 70
+law "more of them than a process opens unasked" crowded
+
 # wrong input: exit 1 and what to do
 law "no folder" ends 1 "kimik3-prepare makes one from text" --data nowhere --out e1
 mkdir empty
