@@ -11,6 +11,7 @@
 #include "kimik3/io/checkpoint_files.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "model_programs.hpp"
+#include "number_rules.hpp"
 
 namespace kimik3 {
 
@@ -23,7 +24,7 @@ inline void describe_checkpoint(CLI::App& app, CheckpointArguments& a) {
 }
 
 inline void describe_run(CLI::App& app, CheckpointArguments& a) {
-    app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(CLI::NonNegativeNumber);
+    app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(zero_or_above());
 }
 
 /// The text of a file, or of standard input where the path is -; option names it in messages.

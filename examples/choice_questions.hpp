@@ -24,7 +24,8 @@ namespace detail {
 /// The label is a number, or text that is one.
 inline Index label_of(const nlohmann::json& value) {
     if (value.is_number_integer()) return value.get<Index>();
-    require(value.is_string(), "the label is a whole number, here it is {}", value.dump());
+    require(value.is_string(), "the label is a whole number, here it is {}",
+            value.is_structured() ? value.type_name() : value.dump());
     const auto& text = value.get_ref<const std::string&>();
     Index label = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), label);
@@ -34,6 +35,8 @@ inline Index label_of(const nlohmann::json& value) {
 }
 
 inline ChoiceQuestion parse_question(const std::string& line) {
+    // The parser takes a zero for the end of its input.
+    require(line.find('\0') == line.npos, "the line has a zero byte");
     const nlohmann::json object = nlohmann::json::parse(line);
     require(object.is_object(), "a line is a JSON object, this is {}", object.type_name());
     for (const char* key : {"ctx", "endings", "label"}) require(object.contains(key), "the object has no \"{}\"", key);

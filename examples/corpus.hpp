@@ -107,6 +107,8 @@ private:
 
     /// The text of one JSON line; returns what is wrong with the line, or nothing.
     std::string parse(const std::string& line, std::string& text) const {
+        // The parser takes a zero for the end of its input.
+        if (line.find('\0') != line.npos) return "the line has a zero byte";
         try {
             const nlohmann::json object = nlohmann::json::parse(line);
             if (!object.is_object()) return fmt::format("a line is a JSON object, this is {}", object.type_name());

@@ -18,13 +18,13 @@ void describe(CLI::App& app, kimik3::EvalArguments& a) {
     app.option_defaults()->group("How texts are cut");
     app.add_option("--window", a.window,
                    "Tokens that the model sees at once; 0: 256, or the model's longest where that is less")
-        ->check(CLI::NonNegativeNumber);
+        ->check(kimik3::zero_or_above());
     app.add_option("--stride", a.stride, "Tokens from one window to the next; 0: half a window")
-        ->check(CLI::NonNegativeNumber);
+        ->check(kimik3::zero_or_above());
 
     app.option_defaults()->group("Run");
     app.add_option("--batch", a.batch, "Windows or endings side by side; changes no result")
-        ->check(CLI::PositiveNumber);
+        ->check(kimik3::above_zero());
     kimik3::describe_run(app, a);
     app.footer("Every token counts once: those of the first window with all before them, every later one with at least\n"
                "window - stride tokens before it. Before the first token of a text stands the tokenizer's token that\n"

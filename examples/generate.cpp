@@ -11,22 +11,22 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");
     app.add_option("--stop", a.stop, "End before this text; may be given several times")->allow_extra_args(false);
     app.option_defaults()->always_capture_default();
-    app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->check(CLI::NonNegativeNumber);
+    app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->check(kimik3::zero_or_above());
     app.add_option("--context", a.context, "Tokens kept of a sequence at most; 0: all that the model allows")
-        ->check(CLI::NonNegativeNumber);
+        ->check(kimik3::zero_or_above());
     app.add_flag("--ignore-end", a.ignore_end, "Go on after the tokenizer's end token");
     app.add_flag("--specials", a.specials, "Special tokens written out in the prompt are those tokens, not text");
 
     app.option_defaults()->group("Drawing a token, in this order");
     app.add_option("--repetition-penalty", a.repetition_penalty, "Above 1: tokens seen before are less likely")
-        ->check(CLI::PositiveNumber);
-    app.add_option("--temperature", a.temperature, "0: always the most likely token")->check(CLI::NonNegativeNumber);
-    app.add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->check(CLI::NonNegativeNumber);
+        ->check(kimik3::above_zero());
+    app.add_option("--temperature", a.temperature, "0: always the most likely token")->check(kimik3::zero_or_above());
+    app.add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->check(kimik3::zero_or_above());
     app.add_option("--top-p", a.top_p, "Only the most likely tokens that together have this probability")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(kimik3::number_from(0, 1));
     app.add_option("--min-p", a.min_p, "Only tokens of at least this part of the highest probability")
-        ->check(CLI::Range(0.0, 1.0));
-    app.add_option("--seed", a.seed, "Of the draws")->check(CLI::NonNegativeNumber);
+        ->check(kimik3::number_from(0, 1));
+    app.add_option("--seed", a.seed, "Of the draws")->check(kimik3::zero_or_above());
 
     app.option_defaults()->group("Run");
     app.add_flag("--no-echo", a.no_echo, "Leave the prompt out of the output");

@@ -49,6 +49,8 @@ bool ModelPrograms<config, device, Number>::generate(const GenerateArguments& a)
                             .repetition_penalty = a.repetition_penalty, .seed = a.seed, .max_tokens = a.max_tokens};
     options.context = a.context;
     options.vocabulary = tokenizer.vocab_size();
+    for (std::int32_t id = 0; id < options.vocabulary; ++id)
+        if (!tokenizer.has(id)) options.barred.push_back(id);
     options.begin_id = begin_of_text(tokenizer);
     if (!a.ignore_end && tokenizer.end_id()) options.stop_ids.push_back(*tokenizer.end_id());
     std::vector<std::vector<std::int32_t>> prompts;

@@ -19,6 +19,7 @@
 #include "kimik3/data/shard.hpp"
 #include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/text/bpe_trainer.hpp"
+#include "number_rules.hpp"
 #include "terminal.hpp"
 
 namespace fs = std::filesystem;
@@ -262,6 +263,8 @@ void prepare(const Options& options) {
     });
     train.finish();
     validation.finish();
+    require(train.tokens() + validation.tokens() > 0, "{}: the vocabulary has a token for none of the {} bytes of text",
+            options.tokenizer, bytes);
     kimik3::save_tokenizer(tokenizer, staging.folder());
     staging.publish();
 
@@ -306,10 +309,10 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--val-fraction", options.val_fraction,
                    "part of the documents, drawn at random, that is for validation;\n"
                    "with one document, its tail")
-        ->check(CLI::Range(0.0, 0.99));
+        ->check(kimik3::number_from(0, 0.99));
     app.add_option("--shard-tokens", options.shard_tokens, "tokens in a full shard")
-        ->check(CLI::Range(Index{1}, Index{2147483647}));
-    app.add_option("--seed", options.seed, "chooses the documents for validation")->check(CLI::NonNegativeNumber);
+        ->check(kimik3::number_from(1, 2147483647));
+    app.add_option("--seed", options.seed, "chooses the documents for validation")->check(kimik3::zero_or_above());
     app.add_flag("--overwrite", options.overwrite, "replace the shards and the tokenizer.json that --out has already");
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; nothing is written unless it is 0.");
 }

@@ -1,6 +1,8 @@
 #pragma once
 // The body of kimik3-train for one preset: data and model, the table, the loop with its log, checkpoints and report.
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -12,8 +14,13 @@
 
 namespace kimik3 {
 
-/// The shards of one split of a data folder.
+/// The shards of one split of a data folder. Each is a file that stays open, so the process takes all that it may open.
 inline std::vector<Shard> open_shards(const std::filesystem::path& data, std::string_view split, Index vocabulary) {
+    rlimit files{};
+    if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        ::setrlimit(RLIMIT_NOFILE, &files);
+    }
     std::vector<Shard> shards;
     for (const auto& path : list_shards(data, split)) shards.emplace_back(path, vocabulary);
     return shards;
@@ -98,9 +105,11 @@ private:
         require(a.seq <= longest, "--seq: {} takes sequences of at most {} tokens, got {}", a.preset, longest, a.seq);
         if (!std::filesystem::exists(tokenizer_of(a))) return a;
         const Index tokens = load_tokenizer(tokenizer_of(a).string()).vocab_size();
-        require(tokens <= vocabulary,
-                "--data: '{}' has {} tokens, the preset {} has room for {}; kimik3-prepare --tokenizer train:{} fits",
-                tokenizer_of(a).string(), tokens, a.preset, vocabulary, vocabulary);
+        constexpr Index least = 257;  // tokens that kimik3-prepare learns
+        require(tokens <= vocabulary, "--data: '{}' has {} tokens, the preset {} has room for {}; {}",
+                tokenizer_of(a).string(), tokens, a.preset, vocabulary,
+                vocabulary >= least ? fmt::format("kimik3-prepare --tokenizer train:{} fits", vocabulary)
+                                    : "take a preset with room for more");
         return a;
     }
 

@@ -1,11 +1,25 @@
 #include "kimik3/core/atomic_folder.hpp"
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <boost/test/unit_test.hpp>
 #include <csignal>
 
 #include "io/files.hpp"
+
+namespace {
+int exchange_error = 0;  // of an exchange, as file systems without it give; 0: none
+bool gone = false;       // whether the new folder is lost at that moment
+}  // namespace
+
+/// In front of the C library's.
+extern "C" int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
+    if (exchange_error == 0) return static_cast<int>(::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+    if (gone) std::filesystem::remove_all(from);
+    errno = exchange_error;
+    return -1;
+}
 
 namespace fs = std::filesystem;
 using namespace kimik3;
@@ -55,6 +69,32 @@ BOOST_AUTO_TEST_CASE(without_commit_nothing_changes_and_nothing_is_left) {
     BOOST_TEST(around.size() == 1);
 }
 
+BOOST_AUTO_TEST_CASE(b55_a_file_system_without_exchange_has_the_new_folder_or_keeps_the_old_one) {
+    const TemporaryFolder around;
+    const fs::path target = around / "run";
+    save(target, "old");
+    put((target / "of the old one").string(), "");
+    const std::string left = fmt::format("{}.{}-0.tmp.old", target.string(), ::getpid());
+    fs::create_directory(left);  // by a killed process that had our number
+    put(left + "/f", "older");
+    for (const int reason : {EINVAL, ENOSYS, EOPNOTSUPP}) {
+        exchange_error = reason;
+        save(target, "new");
+        BOOST_TEST(get((target / "f").string()) == "new");
+        BOOST_TEST(!fs::exists(target / "of the old one"));
+        BOOST_TEST(around.size() == 1);
+    }
+    gone = true;
+    KIMIK3_CHECK_REFUSED(save(target, "lost"), "cannot replace the folder");
+    gone = false;
+    BOOST_TEST(get((target / "f").string()) == "new");
+    exchange_error = EACCES;  // another reason is no lack of it
+    KIMIK3_CHECK_REFUSED(save(target, "newer"), "cannot replace the folder: Permission denied");
+    exchange_error = 0;
+    BOOST_TEST(get((target / "f").string()) == "new");
+    BOOST_TEST(around.size() == 1);
+}
+
 BOOST_AUTO_TEST_CASE(b55_a_killed_save_leaves_the_old_folder_or_the_new_one) {
     const TemporaryFolder around;
     const fs::path target = around / "run";
@@ -72,8 +112,10 @@ BOOST_AUTO_TEST_CASE(b55_a_killed_save_leaves_the_old_folder_or_the_new_one) {
         ::waitpid(child, &status, 0);
         BOOST_TEST(WIFSIGNALED(status));
         BOOST_TEST(get((target / "f").string()) == (committed ? "new" : "old"));
-        save(target, "after");  // what the killed one left is in nobody's way
+        fs::create_directory(target.string() + ".7-1.old.tmp");  // of somebody else
+        save(target, "after");  // what the killed one left is in nobody's way, and goes
         BOOST_TEST(get((target / "f").string()) == "after");
+        BOOST_TEST(around.size() == 2);
     }
 }
 
@@ -83,6 +125,22 @@ BOOST_AUTO_TEST_CASE(a_slash_at_the_end_is_the_same_folder) {
     save(around / "run", "two");
     BOOST_TEST(get(around / "run/f") == "two");
     BOOST_TEST(around.size() == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_link_stays_and_the_folder_that_it_leads_to_is_replaced) {
+    const TemporaryFolder around;
+    save(around / "run", "old");
+    fs::create_directory_symlink("run", around / "link");
+    save(around / "link", "new");
+    BOOST_TEST(fs::is_symlink(around / "link"));
+    BOOST_TEST(get(around / "run/f") == "new");
+    BOOST_TEST(around.size() == 2);
+    fs::create_directory_symlink("nowhere", around / "lost");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / "lost"), "leads to nothing: No such file");
+    put(around / "file", "kept");
+    fs::create_symlink("file", around / "to a file");
+    KIMIK3_CHECK_REFUSED(AtomicFolder(around / "to a file"), "only a folder is replaced by a folder");
+    BOOST_TEST(get(around / "file") == "kept");
 }
 
 BOOST_AUTO_TEST_CASE(two_writers_of_one_folder_do_not_mix) {

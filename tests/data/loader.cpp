@@ -216,6 +216,26 @@ BOOST_AUTO_TEST_CASE(evaluation_takes_fewer_windows_than_a_batch) {
     BOOST_TEST(counted == 2);
 }
 
+BOOST_AUTO_TEST_CASE(evaluation_reads_the_first_windows_where_no_more_are_wanted) {
+    const fs::path file = fs::temp_directory_path() / fmt::format("kimik3_loader_{}.bin", ::getpid());
+    kimik3::ShardWriter writer(file, 100);
+    for (const std::int32_t id : {0, 1, 2, 3, 4, 5, 6, 7, 8, 99, 99}) writer.append({&id, 1});
+    writer.finish();
+    std::vector<Shard> shards;
+    shards.emplace_back(file, 10);  // to read a 99 would be an error
+    const TokenWindows windows(std::move(shards), 2);
+    for (const Index most : {0, 1, 3, 4}) {
+        for (const Index batch : {1, 2, 3, 4, 9}) {
+            Ids tokens, expected(kimik3::to_size(2 * most));
+            windows.for_each_batch(
+                batch, [&](const Batch& b) { tokens.insert(tokens.end(), b.tokens.begin(), b.tokens.end()); }, most);
+            std::iota(expected.begin(), expected.end(), 0);
+            BOOST_TEST(tokens == expected, boost::test_tools::per_element());
+        }
+    }
+    fs::remove(file);
+}
+
 BOOST_AUTO_TEST_CASE(sizes_that_make_no_sense_are_refused) {
     BOOST_TEST(reason([] { loader({33}, 0, 8, Order::sequential); }) == "a batch has at least one window, not 0");
     BOOST_TEST(reason([] { loader({33}, 1, 0, Order::sequential); }) == "a window has at least one token, not 0");

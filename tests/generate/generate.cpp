@@ -295,6 +295,16 @@ BOOST_AUTO_TEST_CASE(b66_ids_that_the_tokenizer_lacks_are_never_drawn) {
     options.vocabulary = 5;
     const Prompt found = generated(model, {{3}}, options).front();
     BOOST_TEST((std::set<std::int32_t>(found.begin(), found.end()) == std::set<std::int32_t>{0, 1, 2, 3, 4}));
+    options.barred = {1, 4, 66};
+    const Prompt fewer = generated(model, {{3}}, options).front();
+    BOOST_TEST((std::set<std::int32_t>(fewer.begin(), fewer.end()) == std::set<std::int32_t>{0, 2, 3}));
+    const std::int32_t first = generated(model, {{3}}, greedy).front().at(1);
+    GenerateOptions without = greedy;
+    without.barred = {first};
+    BOOST_TEST(generated(model, {{3}}, without).front().at(1) != first);
+    options.barred = {vocab};
+    check_refused(model, {3}, options, "67");
+    options.barred.clear();
     options.vocabulary = vocab + 1;
     check_refused(model, {3}, options, "tokens are drawn from 0 (all) to 67 ids, got 68");
 }

@@ -119,6 +119,23 @@ BOOST_AUTO_TEST_CASE(b33_every_token_is_counted_once_however_the_batch_is_cut_or
     }
 }
 
+BOOST_AUTO_TEST_CASE(what_is_kept_is_chosen_before_a_forward_and_not_between_it_and_backward) {
+    const auto tokens = some_tokens(2 * 33, 1), targets = some_tokens(2 * 33, 2);
+    Model model(Context<Cpu>(2), 1);
+    model.forward_backward(tokens, targets, 2);
+    const std::vector<float> expected = copy(model.gradients());
+    for (const Keep before : {Keep::activations, Keep::sums}) {
+        for (const Keep after : {Keep::activations, Keep::sums}) {
+            model.zero_gradients();
+            model.keep(before);
+            model.forward(tokens, targets, 2);
+            model.keep(after);
+            model.backward();
+            BOOST_TEST(copy(model.gradients()) == expected);
+        }
+    }
+}
+
 BOOST_AUTO_TEST_CASE(b34_ignored_tokens_do_not_move_the_balance) {
     const auto tokens = some_tokens(24, 1);
     auto targets = some_tokens(24, 2);
@@ -179,6 +196,9 @@ BOOST_AUTO_TEST_CASE(wrong_input_is_refused_by_name_and_changes_nothing) {
     const auto long_text = some_tokens(129, 1);
     refused(long_text, long_text, 1, "at most 128 tokens, got 129");
     BOOST_CHECK_THROW(model.backward(), Error);
+    BOOST_CHECK_EXCEPTION(model.logits(), Error, [](const Error& error) {
+        return error.what() == std::string("logits are those of a pass, and the model has made none");
+    });
     for (float g : model.gradients()) BOOST_REQUIRE_EQUAL(g, 0.0f);
 
     model.forward(ok, ok);

@@ -66,8 +66,12 @@ law "a label out of range" refused "the label is the number of an ending, 0 to 1
 law "a negative label" refused "the label is the number of an ending, 0 to 1, got -1" '{"ctx": "a", "endings": ["b", "c"], "label": "-1"}'
 law "no label" refused 'the object has no "label"' '{"ctx": "a", "endings": ["b", "c"]}'
 law "a label that is none" refused "the label is a whole number" '{"ctx": "a", "endings": ["b", "c"], "label": ""}'
+deep=$(printf '%.0s[' $(seq 100000))$(printf '%.0s]' $(seq 100000))
+law "a label that nests deep" refused "the label is a whole number, here it is array" "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": $deep}"
 law "one ending" refused '"endings" is a list of two' '{"ctx": "a", "endings": ["b"], "label": 0}'
 law "no JSON" refused "not JSON" '{"ctx": '
+printf '{"ctx": "a", "endings": ["b", "c"], "label": 0}\0{}\n' >zero.jsonl
+law "a zero byte" ends 1 "zero.jsonl:1: the line has a zero byte" --checkpoint run --choices zero.jsonl
 law "no object" refused "a line is a JSON object" '[]'
 law "an ending too long" refused "an ending has at most 512 tokens" "{\"ctx\": \"a\", \"endings\": [\"$(seq 1 2000 | tr -d '\n')\", \"c\"], \"label\": 1}"
 

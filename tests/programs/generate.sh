@@ -69,6 +69,10 @@ law "a special token in a prompt is text" ends 0 "prompt 13 tokens" --checkpoint
 law "or the token where it is asked for" ends 0 "prompt 1 tokens" --checkpoint run --tokenizer bytes --prompt "<|endoftext|>" \
     --specials --max-tokens 1
 
+sed 's/: 299\b/: 900/' data/tokenizer.json >holes.json  # ids 299 to 899 have no token
+law "ids that the tokenizer lacks are not drawn" ends 0 "200 tokens" --checkpoint run --tokenizer holes.json --prompt Sentence \
+    --max-tokens 200 --temperature 100 --ignore-end
+
 # wrong input: exit 1 and what to do
 law "no checkpoint" ends 1 "'data' is neither a checkpoint" --checkpoint data
 law "no folder" ends 1 "'nowhere' is neither a checkpoint" --checkpoint nowhere
@@ -103,7 +107,8 @@ law "is reported" grep -q "standard output cannot be written" stderr
 law "help" ends 0 "--temperature" --help
 law "no arguments" ends 2 "--checkpoint is required"
 law "an unknown option" ends 2 "--nonsense" --checkpoint run --nonsense
-law "a negative temperature" ends 2 "--temperature" --checkpoint run --temperature -1
+law "a negative temperature" ends 2 "--temperature: 0 or a number above it is wanted, got '-1'" --checkpoint run --temperature -1
+law "no number" ends 2 "--temperature: 0 or a number above it is wanted, got 'nan'" --checkpoint run --temperature nan
 law "a probability" ends 2 "--top-p" --checkpoint run --top-p 1.5
 
 [ $failed = 0 ] && echo "all laws hold"

@@ -100,6 +100,10 @@ law "and read back" ends 0 "tokens           3 (3" few.txt -o t7 --tokenizer t6 
 law "so are bytes" ends 0 "vocabulary       257" fox.txt -o t4 --tokenizer o1/tokenizer.json
 law "fewer tokens than bytes" test "$(stat -c %s t1/train_000000.bin)" -lt "$(stat -c %s t4/train_000000.bin)"
 law "standard error is quiet in a file" test ! -s stderr
+printf 'zz' >none.txt
+law "a text without a token is no data" ends 1 "a token for none of the 2 bytes" none.txt -o e1 --tokenizer "$seeds/few_bytes" \
+    --val-fraction 0 --no-end-token
+law "nothing is left" absent e1
 
 # wrong input: exit 1, file and place named, nothing left
 printf '{"text": "good"}\n{"text": 7}\n{"tex": "x"}\n[1]\n{"text": "\xff"}\n{"text"' >bad.jsonl
@@ -113,6 +117,8 @@ tail -n +4 bad.jsonl >bad4.jsonl
 law "no object" ends 1 'bad4.jsonl:1: a line is a JSON object, this is array' bad4.jsonl -o e1
 tail -n +5 bad.jsonl >bad5.jsonl
 law "no UTF-8" ends 1 'bad5.jsonl:1: not JSON, from byte 11' bad5.jsonl -o e1
+printf '{"text": "a"}\0{"text": "b"}\n' >zero.jsonl
+law "a zero byte" ends 1 'zero.jsonl:1: the line has a zero byte' zero.jsonl -o e1
 law "no input file" ends 1 "missing.txt: cannot open the input: No such file" missing.txt -o e1
 law "a folder is no input" ends 1 "this is a directory" o1 -o e1
 law "no text" ends 1 "there is no text in the input" /dev/null -o e1
@@ -149,6 +155,7 @@ law "no arguments" ends 2 "input" -o e1
 law "no folder" ends 2 "--out" a.txt
 law "unknown option" ends 2 "--nonsense" a.txt -o e1 --nonsense
 law "fraction" ends 2 "--val-fraction" a.txt -o e1 --val-fraction 1.5
+law "fraction" ends 2 "a number from 0 to 0.99 is wanted, got 'nan'" a.txt b.txt -o e1 --val-fraction nan
 law "vocabulary" ends 2 "at least 257" a.txt -o e1 --tokenizer train:100
 law "vocabulary" ends 2 "at least 257" a.txt -o e1 --tokenizer train:many
 law "format" ends 2 "--format" a.txt -o e1 --format xml

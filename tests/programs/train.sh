@@ -88,6 +88,11 @@ law "without validation and tokenizer" ends 0 "0 for validation" --preset tiny -
 law "no best model" absent bare_run/best
 law "its report is of one step, on the training text" grep -q '"text":"the first 8 tokens of the training text"' bare_run/report.html
 
+"$programs/kimik3-prepare" book.txt --out many --tokenizer data --val-fraction 0 --shard-tokens 64 >/dev/null
+crowded() { ( ulimit -Sn 64; ends 0 "" --preset tiny --data many --out many_run --steps 1 --batch 1 --seq 8 --report-every 0 ); }
+law "there are many shards" test "$(ls many | wc -l)" -gt 70
+law "more of them than a process opens unasked" crowded
+
 # wrong input: exit 1 and what to do
 law "no folder" ends 1 "kimik3-prepare makes one from text" --data nowhere --out e1
 mkdir empty
@@ -95,6 +100,8 @@ law "no shards" ends 1 "no shard train_*.bin in the folder" --data empty --out e
 for _ in 1 2 3; do seq 1 3000 | tr 0-9 a-j; done >words.txt
 "$programs/kimik3-prepare" words.txt --out large --tokenizer train:1100 >/dev/null
 law "a vocabulary too large" ends 1 "kimik3-prepare --tokenizer train:1024 fits" --data large --out e1
+law "a vocabulary too large for a preset without room for bytes" ends 1 "the preset golden has room for 67; take a preset" \
+    --preset golden --data large --out e1
 law "a sequence too long" ends 1 "takes sequences of at most 512 tokens, got 513" --data data --out e1 --seq 513
 law "too little data" ends 1 "a batch of 999 x 32 tokens needs 999 windows" --data data --seq 32 --batch 999 --out e1
 law "nothing to resume" ends 1 "leave --resume out to begin" "${small[@]}" --out e1 --resume
@@ -119,7 +126,8 @@ law "an unknown option" ends 2 "--nonsense" "${small[@]}" --out e2 --nonsense
 law "an unknown preset" ends 2 "the presets of this program are golden, tiny" --data data --out e2 --preset huge
 law "an unknown optimizer" ends 2 "one of adamw, muon" "${small[@]}" --out e2 --optimizer sgd
 law "an unknown schedule" ends 2 "one of constant, linear, cosine, wsd" "${small[@]}" --out e2 --schedule step
-law "no steps" ends 2 "--steps" "${small[@]}" --out e2 --steps 0
+law "no steps" ends 2 "--steps: a number above 0 is wanted, got '0'" "${small[@]}" --out e2 --steps 0
+law "no rate" ends 2 "--lr: a number above 0 is wanted, got 'nan'" "${small[@]}" --out e2 --lr nan
 law "no number" ends 2 "--lr" "${small[@]}" --out e2 --lr fast
 law "a seed below zero" ends 2 "--seed" "${small[@]}" --out e2 --seed -1
 law "nothing is left" absent e2

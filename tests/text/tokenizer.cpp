@@ -188,6 +188,8 @@ BOOST_AUTO_TEST_CASE(b62_a_byte_without_a_token_is_left_out_and_its_neighbours_m
     spec.vocabulary.erase(spec.vocabulary.begin() + 4);
     const Tokenizer tokenizer(spec);
     BOOST_TEST(tokenizer.missing_bytes() == "\x04" "c");
+    for (const std::int32_t id : {-1, 4, int{'c'}, 1 << 20}) BOOST_TEST(!tokenizer.has(id), id);
+    for (const std::int32_t id : {0, 3, 5, int{'b'}, 256}) BOOST_TEST(tokenizer.has(id), id);
     BOOST_TEST(tokenizer.decode(tokenizer.encode("xacb\x04y c", Specials::as_text)) == "xaby ");
     BOOST_TEST(tokenizer.encode("acb", Specials::as_text) == tokenizer.encode("ab", Specials::as_text));
     BOOST_TEST(tokenizer.encode("c", Specials::as_text).empty());

@@ -2,6 +2,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include <cstring>
 #include <filesystem>
 
 #include "support/german_numbers.hpp"
@@ -137,6 +138,7 @@ BOOST_AUTO_TEST_CASE(malformed_files_are_refused_with_a_sentence) {
                }) == "the regular expression '(a' cannot be compiled: missing closing parenthesis");
     BOOST_CHECK_THROW(parse_tokenizer_json("{"), Error);
     BOOST_CHECK_THROW(parse_tokenizer_json(""), Error);
+    BOOST_CHECK_THROW(parse_tokenizer_json(tiny_json().dump() + std::string("\0{}", 3)), Error);
     BOOST_CHECK_THROW(parse_tokenizer_json("{\"a\": \"\xFF\"}"), Error);
     BOOST_CHECK_THROW(read_tokenizer_json("/nonexistent/tokenizer.json"), Error);
 }
@@ -146,6 +148,19 @@ BOOST_AUTO_TEST_CASE(a_deep_nest_of_sequences_is_refused) {
     for (int i = 0; i < 100000; ++i) nest += R"({"type":"Sequence","pretokenizers":[)", end += "}]";
     BOOST_CHECK_THROW(parse_tokenizer_json(nest + R"({"type":"ByteLevel"})" + std::string(end.rbegin(), end.rend())),
                       Error);
+}
+
+BOOST_AUTO_TEST_CASE(depth_is_refused_wherever_a_value_is_kept_or_shown) {
+    const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+    for (const char* place : {"\"post_processor\":", "\"vocab\":{\"!\":", "\"merges\":[", "\"dropout\":"}) {
+        std::string text = tiny_json().dump();
+        BOOST_TEST_REQUIRE(text.find(place) != text.npos, place);
+        text.insert(text.find(place) + std::strlen(place), deep);
+        const auto of_depth = [](const Error& error) {
+            return error.what() == std::string("tokenizer.json nests more than 64 deep");
+        };
+        BOOST_CHECK_EXCEPTION(parse_tokenizer_json(text), Error, of_depth);
+    }
 }
 
 BOOST_AUTO_TEST_CASE(a_saved_file_loads) {

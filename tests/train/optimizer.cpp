@@ -74,7 +74,7 @@ struct Saved {
     const Entry& find(const std::string& name) const { return tensors.at(name); }
     void read(const std::string& name, A* destination, Index count) const {
         const Entry& entry = find(name);
-        BOOST_REQUIRE(static_cast<Index>(entry.values.size()) == count);
+        require(static_cast<Index>(entry.values.size()) == count, "{} elements, not {}", entry.values.size(), count);
         std::copy(entry.values.begin(), entry.values.end(), destination);
     }
     bool operator==(const Saved& other) const {
@@ -334,6 +334,15 @@ BOOST_AUTO_TEST_CASE(restoring_refuses_what_is_missing_or_misshapen_by_name_and_
     Optimizer<Cpu, float> adamw(table.parameters, table.elements, {.kind = OptimizerKind::adamw});
     BOOST_TEST(
         mentions(reason([&] { adamw.restore(ctx, 1, Saved<float>(optimizer)); }), "'adamw.exp_avg.q_proj.weight'"));
+    Saved<float> broken(optimizer);
+    for (auto& tensor : broken.tensors) {
+        std::vector<float>& numbers = tensor.second.values;
+        const float last = std::exchange(numbers.back(), std::numeric_limits<float>::quiet_NaN());
+        BOOST_TEST(mentions(reason([&] { other.restore(ctx, 1, broken); }), "holds nan"), tensor.first);
+        numbers.pop_back();
+        BOOST_TEST(mentions(reason([&] { other.restore(ctx, 1, broken); }), "elements"), tensor.first);
+        numbers.push_back(last);
+    }
     BOOST_CHECK_THROW(other.restore(ctx, -1, Saved<float>(optimizer)), Error);
     BOOST_TEST((Saved<float>(other) == Saved<float>(Optimizer<Cpu, float>(table.parameters, table.elements, {}))));
     BOOST_TEST(other.steps() == 0);

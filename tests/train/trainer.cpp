@@ -99,7 +99,9 @@ BOOST_AUTO_TEST_CASE(b54_an_evaluation_counts_every_example) {
     shards.emplace_back("ten windows", std::vector<std::int32_t>(10 * 12 + 1, 3), presets::golden.vocab_size);
     const TokenWindows windows(std::move(shards), 12);
     BOOST_CHECK_EQUAL(evaluate(model, windows, 4).counted, 10 * 12);
-    BOOST_CHECK_EQUAL(evaluate(model, windows, 4, 4).counted, 4 * 12);
+    for (const Index most : {1, 3, 4, 9})
+        for (const Index batch : {1, 4, 16})
+            BOOST_CHECK_EQUAL(evaluate(model, windows, batch, most).counted, most * 12);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -29,14 +30,18 @@ namespace detail {
 class ThreadTeam {
 public:
     explicit ThreadTeam(int threads) {
-        for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+        try {
+            for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+        } catch (const std::system_error& problem) {
+            const std::size_t started = workers_.size() + 1;
+            end();
+            fail("{} threads are wanted, the system gives {}: {}; ask for no more, or raise its limits", threads,
+                 started, problem.code().message());
+        }
     }
     ThreadTeam(const ThreadTeam&) = delete;
     ThreadTeam& operator=(const ThreadTeam&) = delete;
-    ~ThreadTeam() {
-        open(nullptr, nullptr);
-        for (std::thread& worker : workers_) worker.join();
-    }
+    ~ThreadTeam() { end(); }
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -53,6 +58,11 @@ public:
 private:
     // state_: the number of the job above, then whether it may still be joined, then how many workers are at it.
     static constexpr std::uint64_t busy = 0xffff, is_open = 0x10000, next_job = 0x20000;
+
+    void end() {
+        open(nullptr, nullptr);
+        for (std::thread& worker : workers_) worker.join();
+    }
 
     void open(void (*body)(void*, int), void* argument) {
         body_ = body;

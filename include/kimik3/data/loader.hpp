@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <string>
@@ -77,14 +78,16 @@ public:
         }
     }
 
-    /// Evaluation: visit(const Batch&) sees every window once, in order; the last batch is as small as it must be.
+    /// Evaluation: visit(const Batch&) sees every window once, or the first most of them, in order; the last batch is
+    /// as small as it must be.
     template <class Visit>
-    void for_each_batch(Index batch, Visit&& visit) const {
+    void for_each_batch(Index batch, Visit&& visit, Index most = (std::numeric_limits<Index>::max)()) const {
         require(batch >= 1, "a batch has at least one window, not {}", batch);
         Batch out;
         std::vector<Index> windows;
-        for (Index first = 0; first < count(); first += static_cast<Index>(windows.size())) {
-            windows.resize(to_size((std::min)(batch, count() - first)));
+        const Index end = (std::min)(count(), most);
+        for (Index first = 0; first < end; first += static_cast<Index>(windows.size())) {
+            windows.resize(to_size((std::min)(batch, end - first)));
             std::iota(windows.begin(), windows.end(), first);
             read(windows, out);
             visit(std::as_const(out));

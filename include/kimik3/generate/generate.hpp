@@ -7,6 +7,7 @@
 // A token is fed back only when the next one is asked for, so with a context of n a prompt of p gives up to n - p + 1.
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,7 @@ struct GenerateOptions {
     Index context = 0;                        // tokens kept of a sequence; 0: all that the model allows
     Index prefill_chunk = 256;
     Index vocabulary = 0;                     // only ids below this are drawn; 0: all that the model has
+    std::vector<std::int32_t> barred{};       // never drawn
 
     SamplingOptions sampling() const { return {temperature, top_k, top_p, min_p, repetition_penalty, seed}; }
 };
@@ -51,6 +53,7 @@ public:
                                  options_.context == 0 ? Model::config.max_seq_len : options_.context)) {
         require(options_.max_tokens >= 0, "the number of tokens to generate is 0 or more, got {}", options_.max_tokens);
         check_ids(options_.stop_ids, Model::config.vocab_size);
+        check_ids(options_.barred, Model::config.vocab_size);
         require(options_.prefill_chunk >= 1, "a prefill chunk has at least one token, got {}", options_.prefill_chunk);
         require(options_.vocabulary >= 0 && options_.vocabulary <= Model::config.vocab_size,
                 "tokens are drawn from 0 (all) to {} ids, got {}", Model::config.vocab_size, options_.vocabulary);
@@ -152,33 +155,46 @@ private:
         if (rows.empty()) return;
         const Index vocabulary = options_.vocabulary == 0 ? logits.cols : options_.vocabulary;
         if constexpr (draws_tokens<typename Model::BackendTag>) {
-            draws_.clear(), histories_.clear();
-            for (std::size_t i = 0; i < rows.size(); ++i) {
-                Member& sequence = sequences_[to_size(slots[i])];
-                draws_.push_back(sequence.sampler.row(rows[i], vocabulary));
-                if (options_.repetition_penalty == 1.0) continue;
-                draws_.back().history = static_cast<Index>(histories_.size());
-                draws_.back().history_size = static_cast<Index>(sequence.history.size());
-                histories_.insert(histories_.end(), sequence.history.begin(), sequence.history.end());
-            }
-            sample(model_->context(), logits, draws_, histories_, drawn_);
-            for (std::size_t i = 0; i < rows.size(); ++i) {
-                Member& sequence = sequences_[to_size(slots[i])];
-                if (drawn_[i] != failed_row) give_out(sequence, drawn_[i]);
-                else draw_on_host(sequence, logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
-            }
-        } else {
-            for (std::size_t i = 0; i < rows.size(); ++i)
-                draw_on_host(sequences_[to_size(slots[i])], logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
+            if (options_.barred.empty()) return draw_there(logits, rows, slots, vocabulary);
+        }
+        for (std::size_t i = 0; i < rows.size(); ++i)
+            draw_on_host(sequences_[to_size(slots[i])], logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
+    }
+
+    /// The same where the logits are.
+    template <class T>
+    void draw_there(MatrixView<const T> logits, std::span<const Index> rows, std::span<const Index> slots,
+                    Index vocabulary) {
+        draws_.clear(), histories_.clear();
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            Member& sequence = sequences_[to_size(slots[i])];
+            draws_.push_back(sequence.sampler.row(rows[i], vocabulary));
+            if (options_.repetition_penalty == 1.0) continue;
+            draws_.back().history = static_cast<Index>(histories_.size());
+            draws_.back().history_size = static_cast<Index>(sequence.history.size());
+            histories_.insert(histories_.end(), sequence.history.begin(), sequence.history.end());
+        }
+        sample(model_->context(), logits, draws_, histories_, drawn_);
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            Member& sequence = sequences_[to_size(slots[i])];
+            if (drawn_[i] != failed_row) give_out(sequence, drawn_[i]);
+            else draw_on_host(sequence, logits.middle_rows(rows[i], 1).middle_cols(0, vocabulary));
         }
     }
 
     template <class T>
     void draw_on_host(Member& sequence, MatrixView<const T> row) {
-        const auto logits = on_host(model_->context(), row, logits_);
+        const auto all = on_host(model_->context(), row, logits_);
+        std::span<const T> logits(all.data, to_size(all.cols));
+        if (!options_.barred.empty()) {
+            allowed_.assign(logits.begin(), logits.end());
+            for (const std::int32_t id : options_.barred)
+                if (id < all.cols) allowed_[to_size(id)] = T(-std::numeric_limits<float>::infinity());
+            logits = allowed_;
+        }
         std::int32_t token = 0;
         try {
-            token = sequence.sampler.sample(std::span(logits.data, to_size(logits.cols)), Tokens(sequence.history));
+            token = sequence.sampler.sample(logits, Tokens(sequence.history));
         } catch (const Error& error) {
             sequence.finish = Finish::failed;
             sequence.error = error.what();
@@ -201,8 +217,9 @@ private:
     GenerateOptions options_;
     typename Model::State state_;
     std::vector<Member> sequences_;
-    std::vector<typename Model::Number> logits_;  // on the host, where the model computes elsewhere
-    std::vector<SampleRow> draws_;                // where the backend draws
+    std::vector<typename Model::Number> logits_;   // on the host, where the model computes elsewhere
+    std::vector<typename Model::Number> allowed_;  // without those of barred ids
+    std::vector<SampleRow> draws_;                 // where the backend draws
     std::vector<std::int32_t> histories_, drawn_;
 };
 

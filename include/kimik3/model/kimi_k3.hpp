@@ -69,7 +69,7 @@ public:
     VectorView<A> gradients() const { return gradients_.view(); }
     void zero_gradients() { clear(ctx_, gradients()); }
 
-    /// Whether training keeps all activations (the default) or computes them again.
+    /// Whether training keeps all activations (the default) or computes them again, from the next pass on.
     void keep(Keep what) { keep_ = what; }
 
     /// Bytes of activations that a training step on batch sequences of length tokens takes.
@@ -125,7 +125,7 @@ public:
     }
     std::vector<Index> pass_shape() const {
         std::vector<Index> shape(sequences_.packed().begin(), sequences_.packed().end());
-        shape.insert(shape.end(), {counted_, static_cast<Index>(keep_)});
+        shape.insert(shape.end(), {counted_, static_cast<Index>(kept_)});
         return shape;
     }
     Loss mean_loss() {
@@ -163,7 +163,10 @@ public:
     VectorView<const A> token_losses() const { return acts_.head.loss; }
 
     /// Logits [N, V] of the last pass, computed now; valid until the next call.
-    MatrixView<const T> logits() { return logits_of(acts_.output.normed); }
+    MatrixView<const T> logits() {
+        require(acts_.output.normed.cols > 0, "logits are those of a pass, and the model has made none");
+        return logits_of(acts_.output.normed);
+    }
 
     /// Room for slots sequences of up to max_len tokens, all empty.
     State new_state(Index slots, Index max_len = config.max_seq_len) const {
@@ -235,6 +238,7 @@ private:
         if (bytes > memory_.size()) memory_ = {}, memory_ = Buffer<std::byte, Backend>(bytes);
         Arena arena(memory_.data(), memory_.size());
         acts_ = Acts::bind(arena, config, sequences, pass, keep_);
+        kept_ = keep_;
     }
 
     void begin(Tokens tokens, Tokens targets, const Sequences& sequences, Pass pass) {
@@ -336,7 +340,7 @@ private:
     template <Index layer>
     void backward_layer(Residuals<T>& gradients) {
         const Residuals<const T> residuals = residuals_before(layer);
-        if (keep_ == Keep::sums) {
+        if (kept_ == Keep::sums) {
             Residuals<const T> again = residuals;
             forward_layer<layer>(again, nullptr);
         }
@@ -376,7 +380,7 @@ private:
     mutable bool copied_ = false;
     LayerBalances<Layers, Backend, T> balances_{config};
     Buffer<std::byte, Backend> memory_;
-    Keep keep_ = Keep::activations;
+    Keep keep_ = Keep::activations, kept_ = keep_;  // of the next pass, and of that which acts_ was laid out for
     Acts acts_;
     Sequences sequences_;
     Index counted_ = 0;

@@ -43,6 +43,8 @@ public:
 
     /// The id of the added token with this content, or of the token with these bytes.
     std::optional<std::int32_t> id_of(std::string_view token) const;
+    /// Whether the id has a token.
+    bool has(std::int32_t id) const { return id >= 0 && id < vocab_size() && state_->tokens[to_size(id)].exists; }
     std::string_view token_bytes(std::int32_t id) const { return token(id).bytes; }
     bool is_special(std::int32_t id) const { return token(id).special; }
 
@@ -87,8 +89,7 @@ private:
     class Encoding;
 
     const Token& token(std::int32_t id) const {
-        const bool known = id >= 0 && id < vocab_size() && state_->tokens[to_size(id)].exists;
-        require(known, "token id {} is not one of the tokenizer's (its ids are below {})", id, vocab_size());
+        require(has(id), "token id {} is not one of the tokenizer's (its ids are below {})", id, vocab_size());
         return state_->tokens[to_size(id)];
     }
 

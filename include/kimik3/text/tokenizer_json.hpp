@@ -29,9 +29,14 @@ namespace detail {
 
 using Json = nlohmann::json;
 
+/// The value of a text that nests at most 64 deep: to copy or print a value takes a place on the stack for every level.
 inline Json parse_json(std::string_view text, std::string_view what) {
+    require(text.find('\0') == text.npos, "{} has a zero byte", what);  // which the parser takes for the end
     try {
-        return Json::parse(text);
+        return Json::parse(text, [what](int depth, Json::parse_event_t, Json&) {
+            require(depth <= 64, "{} nests more than 64 deep", what);
+            return true;
+        });
     } catch (const Json::exception& error) {
         fail("{} is not valid JSON: {}", what, error.what());
     }

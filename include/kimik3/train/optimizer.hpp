@@ -144,7 +144,7 @@ public:
     }
 
     /// Continues a run of so many steps. source: a SafetensorsFile, or whatever else has contains(name),
-    /// find(name).shape and read(name, destination, count). All names and shapes are checked before anything is read.
+    /// find(name).shape and read(name, destination, count). All is checked and read before anything is replaced.
     template <class Source>
     void restore(const Context<Backend>& ctx, Index steps, const Source& source) {
         require(steps >= 0, "an optimizer has taken 0 steps or more, got {}", steps);
@@ -155,12 +155,14 @@ public:
             require(shape == tensor.shape, "the saved optimizer state '{}' must have the shape [{}], got [{}]",
                     tensor.name, detail::listed(tensor.shape), detail::listed(shape));
         }
-        std::vector<A> values;
+        std::vector<std::vector<A>> values;
         for (const StateTensor<A>& tensor : tensors) {
-            values.resize(to_size(tensor.values.size));
-            source.read(tensor.name, values.data(), tensor.values.size);
-            copy_from_host(ctx, values, tensor.values);
+            values.emplace_back(to_size(tensor.values.size));
+            source.read(tensor.name, values.back().data(), tensor.values.size);
+            for (const A value : values.back())
+                require(std::isfinite(value), "the saved optimizer state '{}' holds {}", tensor.name, value);
         }
+        for (std::size_t t = 0; t < tensors.size(); ++t) copy_from_host(ctx, values[t], tensors[t].values);
         steps_ = steps;
     }
 

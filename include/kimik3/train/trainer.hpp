@@ -45,14 +45,13 @@ template <class Model>
 Loss evaluate(Model& model, const TokenWindows& windows, Index batch,
               Index max_windows = (std::numeric_limits<Index>::max)()) {
     double sum = 0;
-    Index counted = 0, seen = 0;
-    windows.for_each_batch(batch, [&](const Batch& b) {
-        if (seen >= max_windows) return;
+    Index counted = 0;
+    const auto add = [&](const Batch& b) {
         const Loss loss = model.evaluate(b.tokens, b.targets, b.batch);
         sum += loss.loss * static_cast<double>(loss.counted);
         counted += loss.counted;
-        seen += b.batch;
-    });
+    };
+    windows.for_each_batch(batch, add, max_windows);
     return {counted == 0 ? 0.0 : sum / static_cast<double>(counted), counted};
 }
 

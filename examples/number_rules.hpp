@@ -1,0 +1,36 @@
+#pragma once
+// Rules of the numbers on command lines, which complain in a sentence. CLI11's own show the limits of double, 309
+// digits long, and let NaN pass.
+
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <limits>
+#include <string>
+
+namespace kimik3 {
+
+/// kind is what --help shows.
+template <class Holds>
+CLI::Validator number_rule(const std::string& kind, const std::string& rule, Holds holds) {
+    const auto complaint = [rule, holds](std::string& text) -> std::string {
+        double number = std::numeric_limits<double>::quiet_NaN();
+        if (CLI::detail::lexical_cast(text, number) && holds(number)) return {};
+        return fmt::format("{}, got '{}'", rule, text);
+    };
+    return CLI::Validator(complaint, kind, kind);
+}
+
+inline CLI::Validator above_zero() {
+    return number_rule("POSITIVE", "a number above 0 is wanted", [](double x) { return x > 0; });
+}
+inline CLI::Validator zero_or_above() {
+    return number_rule("NONNEGATIVE", "0 or a number above it is wanted", [](double x) { return x >= 0; });
+}
+inline CLI::Validator number_from(double least, double most) {
+    return number_rule(fmt::format("FROM {} TO {}", least, most),
+                       fmt::format("a number from {} to {} is wanted", least, most),
+                       [=](double x) { return least <= x && x <= most; });
+}
+
+}  // namespace kimik3
