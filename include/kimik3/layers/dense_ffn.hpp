@@ -26,7 +26,7 @@ struct GatedFfn {
         MatrixView<Weight> down_proj;           // [M, F]
 
         template <class Visit>
-        void fields(Index width, Index inner, Visit&& visit) {
+        [[gnu::cold]] void fields(Index width, Index inner, Visit&& visit) {
             visit("gate_proj.weight", gate_proj, inner, width, FieldRule{.muon_blocks = {0}});
             visit("up_proj.weight", up_proj, inner, width, FieldRule{.muon_blocks = {0}});
             visit("down_proj.weight", down_proj, width, inner, FieldRule{.muon_blocks = {0}});
@@ -39,12 +39,13 @@ struct GatedFfn {
         MatrixView<T> gate, up;  // [N, F]
         MatrixView<T> hidden;    // [N, F] what down_proj reads
 
-        static Saved bind(Arena& arena, Index tokens, Index inner) {
+        [[gnu::cold]] static Saved bind(Arena& arena, Index tokens, Index inner) {
             const auto [gate, up] = arena.columns<T>(tokens, {inner, inner});
             return {gate, up, arena.matrix<T>(tokens, inner)};
         }
     };
 
+    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
                         MatrixView<T> y, Add add, Saved& s) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
@@ -54,6 +55,7 @@ struct GatedFfn {
     }
 
     /// dx is overwritten, or added to; s is used up.
+    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
                          MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
         // (SITU-4)
@@ -72,7 +74,7 @@ struct DenseFfnLayer {
     template <class Weight, class Kept>
     struct ParamsOf : Ffn::template ParamsOf<Weight> {
         template <class Visit>
-        void fields(const ModelConfig& c, Visit&& visit) {
+        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
             Ffn::template ParamsOf<Weight>::fields(c.hidden_size, c.dense_intermediate_size, visit);
         }
     };
@@ -80,10 +82,11 @@ struct DenseFfnLayer {
     using Grads = ParamsOf<accumulator_t<T>, accumulator_t<T>>;
     using Saved = typename Ffn::Saved;
 
-    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         return Saved::bind(arena, seq.tokens(), c.dense_intermediate_size);
     }
 
+    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s);
@@ -92,6 +95,7 @@ struct DenseFfnLayer {
     /// Whether there is a step.
     static bool steps(const ModelConfig&) { return true; }
     /// y = residual + the layer of in.
+    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
                      MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         using Product = StepProduct<T>;
@@ -99,6 +103,7 @@ struct DenseFfnLayer {
         step_products(ctx, StepInput<T>::plain(s.hidden), {Product::plain(p.down_proj, y, residual)});
     }
 
+    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
         Ffn::backward(ctx, betas_of(c), p, g, x, dy, dx, Add::no, s);
