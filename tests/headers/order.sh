@@ -2,9 +2,10 @@
 # headers/order.sh INCLUDE_FOLDER
 # The house rules that the text of a header shows: a folder includes only itself and the folders before it; JSON stays in
 # text/ and io/, PCRE2 in text/; what the umbrella reaches needs neither, and every header is reached from it or from
-# text.hpp and io.hpp; the first line is #pragma once; macros are KIMIK3_*; files are at most 400 lines long. No public
-# function returns an expression that may outlive its operands (b67): Eigen is named in ops/cpu/ alone, there inside of
-# namespace detail, and where numbers are computed no function leaves its return type to the compiler.
+# text.hpp and io.hpp; the first line is #pragma once; includes stand before all else; macros are KIMIK3_*; files are at
+# most 400 lines long. No public function returns an expression that may outlive its operands (b67): Eigen is named in
+# ops/cpu/ alone, there inside of namespace detail, and where numbers are computed no function leaves its return type to
+# the compiler.
 cd "$1" || exit 1
 find kimik3 -name '*.hpp' | sort | xargs awk '
     BEGIN {
@@ -20,7 +21,7 @@ find kimik3 -name '*.hpp' | sort | xargs awk '
         files++
         seen[FILENAME] = 1
     }
-    FNR == 1 { hidden = 0 }
+    FNR == 1 { hidden = 0; code = 0 }
     /^namespace (kimik3::)?detail \{/ { hidden = 1 }
     /^}  \/\/ namespace (kimik3::)?detail/ { hidden = 0 }
     /Eigen::/ && !/^ *\/\// && (FILENAME !~ /^kimik3\/ops\/cpu\// || !hidden) { complain("Eigen outside of ops/cpu and namespace detail") }
@@ -29,7 +30,9 @@ find kimik3 -name '*.hpp' | sort | xargs awk '
     }
     FNR == 401 { complain("more than 400 lines") }
     /^ *# *define/ && $0 !~ /^ *# *define (KIMIK3_|PCRE2_CODE_UNIT_WIDTH )/ { complain("a macro that is not KIMIK3_*") }
+    !/^ *($|#|\/\/)/ { code = 1 }
     /^ *# *include/ {
+        if (code) complain("an include after code")
         if (match($0, /"[^"]*"/)) {
             target = substr($0, RSTART + 1, RLENGTH - 2)
             if (target !~ /^kimik3\//) complain("write includes as \"kimik3/...\"")
