@@ -1,13 +1,13 @@
 #!/bin/bash
 # builds/run.sh COMPILER FLAGS: the program of first.cpp and second.cpp checks itself and gives the same numbers, but for
-# rounding, whatever the instruction set and Eigen's alignment are.
+# rounding, whatever the instruction set, the optimisation and Eigen's alignment are.
 here=$(cd "$(dirname "$0")" && pwd)
 compiler=$1 flags=$2
 command -v "$compiler" > /dev/null || { echo "skipped: no $compiler"; exit 77; }
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-ways=("-O1 -mno-avx -DEIGEN_MAX_ALIGN_BYTES=0" "-O1 -mavx2 -mfma -DEIGEN_MAX_ALIGN_BYTES=16"
+ways=("-O0 -mno-avx -DEIGEN_MAX_ALIGN_BYTES=0" "-O0 -mavx2 -mfma -DEIGEN_MAX_ALIGN_BYTES=16"
       "-O1 -march=native -DEIGEN_MAX_ALIGN_BYTES=64 -D_GLIBCXX_ASSERTIONS")
 for way in "${ways[@]}"; do
     if [[ $way == *-mavx2* ]] && ! grep -qw avx2 /proc/cpuinfo; then continue; fi
