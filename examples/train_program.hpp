@@ -80,9 +80,10 @@ public:
                 static_cast<double>(step.tokens) / seconds};
             metrics.write(step.step, row);
             stopped = interrupted != 0;
-            if (end || stopped || due(step.step, a_.save_every)) save();
             const bool drawn = end || due(step.step, a_.report_every.value_or((std::max)(Index{1}, a_.steps / 50)));
-            if (drawn || stopped) report(step.step, drawn);
+            if (drawn) report(step.step, true);  // a run that goes on from this step's checkpoint does not do it again
+            if (end || stopped || due(step.step, a_.save_every)) save();
+            if (stopped && !drawn) report(step.step, false);
         }
         status_.close();
         if (!end) fmt::print("interrupted after step {}: go on with --resume\n", trainer_.position().step);

@@ -59,6 +59,15 @@ law "a run is resumed" ends 0 "resuming from part/step-00000004" "${six[@]}" --o
 law "b53 resumed is uninterrupted, bit for bit" same_run whole part step-00000006
 drawn() { grep -o '"load_history".*' "$1/report.html" | grep -o '^[^:]*:{"step":\[[^]]*\]'; }
 law "its report keeps the earlier curve" equal "$(drawn part)" '"load_history":{"step":[1.0,2.0,3.0,4.0,5.0,6.0]'
+cp -r whole ended
+rm -r ended/step-00000006
+mv ended/expert_load.csv loads.csv
+mkdir ended/expert_load.csv
+law "a run ends at a look into the model" ends 1 "expert_load.csv" "${six[@]}" --out ended --resume --save-every 1
+rmdir ended/expert_load.csv
+mv loads.csv ended/expert_load.csv
+law "it goes on" ends 0 "" "${six[@]}" --out ended --resume
+law "with that look" same_run whole ended step-00000006
 cp -r whole other_data
 rm -r other_data/step-00000006
 law "b53 other data are refused" ends 1 "is of windows of 32 tokens, these have 16" "${common[@]}" "${steps[@]}" --seq 16 \
