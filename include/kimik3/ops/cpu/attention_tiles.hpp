@@ -24,33 +24,42 @@ struct Factor {
     Index row, col;
 };
 
+// Unrolls the next loop, of four turns at most; the front end of nvcc does not know the pragma.
+#ifdef __CUDACC__
+#define KIMIK3_UNROLL
+#else
+#define KIMIK3_UNROLL _Pragma("GCC unroll 4")
+#endif
+
 /// c [rows, lanes at `at`] (+)= a [rows, inner] b [inner, ...]. Its loops are unrolled by name: at -O2 g++ would leave
 /// the sums in memory.
 template <int rows, int lanes, class T, class At>
 inline void product_block(Index inner, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride, At at, Add add) {
     constexpr Index width = lane_width<T>;
     Lane<T> sum[rows][lanes];
-#pragma GCC unroll 4
+    KIMIK3_UNROLL
     for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+        KIMIK3_UNROLL
         for (int l = 0; l < lanes; ++l)
             sum[i][l] = add == Add::yes ? at.load(c + i * c_stride + l * width) : lane(T(0));
     for (Index k = 0; k < inner; ++k) {
         Lane<T> right[lanes];
-#pragma GCC unroll 4
+        KIMIK3_UNROLL
         for (int l = 0; l < lanes; ++l) right[l] = at.load(b + k * b_stride + l * width);
-#pragma GCC unroll 4
+        KIMIK3_UNROLL
         for (int i = 0; i < rows; ++i) {
             const Lane<T> left = lane(a.first[i * a.row + k * a.col]);
-#pragma GCC unroll 4
+            KIMIK3_UNROLL
             for (int l = 0; l < lanes; ++l) sum[i][l] += left * right[l];
         }
     }
-#pragma GCC unroll 4
+    KIMIK3_UNROLL
     for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+        KIMIK3_UNROLL
         for (int l = 0; l < lanes; ++l) at.store(c + i * c_stride + l * width, sum[i][l]);
 }
+
+#undef KIMIK3_UNROLL
 
 template <int rows, class T>
 inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride,

@@ -64,9 +64,11 @@ void short_conv_forward(const Context<Cuda>& ctx, const Sequences& seq, In<T> u,
     using A = accumulator_t<T>;
     const gpu::ConvInput<T> in = gpu::conv_input<T>(ctx, seq, u, w, initial, y);
     detail::require_carried<T>("short_conv", seq, final, (w.cols - 1) * u.cols);
-    if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, y, {}, w, {initial.rows, final.rows})) {
-        gpu::conv_rows_forward<T>(ctx, in.seq, u, w, y);
-        return gpu::clear_rows_from(ctx, seq.tokens(), y);
+    if constexpr (gpu::has_conv_rows<T>) {
+        if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, y, {}, w, {initial.rows, final.rows})) {
+            gpu::conv_rows_forward<T>(ctx, in.seq, u, w, y);
+            return gpu::clear_rows_from(ctx, seq.tokens(), y);
+        }
     }
     gpu::for_rows(ctx, seq.tokens(), u.cols, [=] __device__(Index n, gpu::Team team) {
         const Index s = in.seq.of(n);
@@ -98,9 +100,11 @@ void short_conv_backward(const Context<Cuda>& ctx, const Sequences& seq, In<T> d
     require_shape("short_conv: dw", dw, w.rows, w.cols);
     detail::require_carried<T>("short_conv", seq, dfinal, (w.cols - 1) * u.cols);
     detail::require_carried<T>("short_conv", seq, dinitial, (w.cols - 1) * u.cols);
-    if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, du, dy, w, {initial.rows, dfinal.rows, dinitial.rows})) {
-        gpu::conv_rows_backward<T>(ctx, in.seq, dy, u, w, du, dw);
-        return gpu::clear_rows_from(ctx, seq.tokens(), du);
+    if constexpr (gpu::has_conv_rows<T>) {
+        if (seq.tokens() > 0 && gpu::conv_in_rows<T>(u, du, dy, w, {initial.rows, dfinal.rows, dinitial.rows})) {
+            gpu::conv_rows_backward<T>(ctx, in.seq, dy, u, w, du, dw);
+            return gpu::clear_rows_from(ctx, seq.tokens(), du);
+        }
     }
     const Index taps = w.cols, channels = u.cols;
     const MatrixView<A> e(ctx.workspace<A>(Scratch::operation, seq.tokens() * channels), seq.tokens(), channels);

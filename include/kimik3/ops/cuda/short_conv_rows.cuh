@@ -11,7 +11,7 @@
 
 namespace kimik3::gpu {
 
-inline constexpr int conv_taps = 4, conv_threads = 128, conv_ahead = 8;
+inline constexpr int conv_taps = 4, conv_threads = 128;
 inline constexpr int conv_lanes = 16, conv_stretches = conv_threads / conv_lanes;
 inline constexpr int conv_columns = 8 * conv_lanes, conv_sums = conv_taps * conv_columns;  // of a block
 
@@ -95,22 +95,23 @@ __device__ void load_past(const MatrixView<const T>& u, const ConvPlace& at, A (
         (-1 - k >= at.begin ? Eight<T>::load(u.row(at.first - 1 - k) + at.c) : Eight<T>::zero()).get(past[k]);
 }
 
-/// The Eights that a thread reads next, on their way to shared memory: conv_ahead rows of count matrices.
-template <class T, int count>
+/// The Eights that a thread reads next, on their way to shared memory: rows_ahead rows of count matrices, a power of two;
+/// by default as many as 48 KiB a block have room for.
+template <class T, int count, int rows_ahead = count * sizeof(T) <= 4 ? 8 : 2>
 struct ConvRing {
-    static constexpr int words = Eight<T>::words;
+    static constexpr int words = Eight<T>::words, ahead = rows_ahead;
     uint4 (*held)[count * words][conv_threads];
 
     __device__ void fetch(int k, int matrix, const T* from) const {
 #pragma unroll
         for (int i = 0; i < words; ++i)
-            copy_16_bytes(&held[k & (conv_ahead - 1)][matrix * words + i][threadIdx.x],
+            copy_16_bytes(&held[k & (ahead - 1)][matrix * words + i][threadIdx.x],
                           reinterpret_cast<const uint4*>(from) + i);
     }
     __device__ void get(int k, int matrix, accumulator_t<T> (&to)[8]) const {
         Eight<T> e;
 #pragma unroll
-        for (int i = 0; i < words; ++i) e.word[i] = held[k & (conv_ahead - 1)][matrix * words + i][threadIdx.x];
+        for (int i = 0; i < words; ++i) e.word[i] = held[k & (ahead - 1)][matrix * words + i][threadIdx.x];
         e.get(to);
     }
 };
@@ -121,8 +122,9 @@ __global__ void __launch_bounds__(conv_threads)
                         MatrixView<T> y) {
     using A = accumulator_t<T>;
     begin_in_turn();
-    __shared__ uint4 held[conv_ahead][Eight<T>::words][conv_threads];
-    const ConvRing<T, 1> ring{held};
+    using Ring = ConvRing<T, 1>;
+    __shared__ uint4 held[Ring::ahead][Ring::words][conv_threads];
+    const Ring ring{held};
     ConvPlace at(seq, u.cols, rows);
     if (at.length == 0) return;
     const T* next = u.row(at.first) + at.c;
@@ -131,16 +133,16 @@ __global__ void __launch_bounds__(conv_threads)
         next += u.stride;
         commit_copies();
     };
-    for (int k = 0; k < conv_ahead - 1; ++k) fetch(k);
+    for (int k = 0; k < Ring::ahead - 1; ++k) fetch(k);
     A past[3][8];
     load_past(u, at, past);
     const ConvWeights<A> weights(w, at.c);
     T* to = y.row(at.first) + at.c;
 #pragma unroll 4
     for (int k = 0; k < at.length; ++k) {
-        fetch(k + conv_ahead - 1);
+        fetch(k + Ring::ahead - 1);
         if (k == at.end) at.next_sequence(seq, k), clear_past(past);
-        wait_for_copies<conv_ahead - 1>();
+        wait_for_copies<Ring::ahead - 1>();
         A now[8], sum[8];
         ring.get(k, 0, now);
         convolve(weights, now, past, sum);
@@ -161,11 +163,13 @@ __global__ void __launch_bounds__(conv_threads, 3)
                          MatrixView<const accumulator_t<T>> w, MatrixView<const T> borders, Index apart,
                          MatrixView<T> du, accumulator_t<T>* parts) {
     using A = accumulator_t<T>;
-    __shared__ uint4 held[conv_ahead][2 * Eight<T>::words][conv_threads];
-    __shared__ uint4 after[3][2 * Eight<T>::words][conv_threads];  // the rows after the stretch
+    using Ring = ConvRing<T, 2>;
+    __shared__ uint4 held[Ring::ahead][2 * Ring::words][conv_threads];
+    __shared__ uint4 after[3][2 * Ring::words][conv_threads];  // the rows after the stretch
     if (apart != 3) await_predecessor();
     ConvPlace at(seq, u.cols, rows);
-    const ConvRing<T, 2> ring{held}, after_ring{after};
+    const Ring ring{held};
+    const ConvRing<T, 2, 4> after_ring{after};
     const Index left = seq.tokens - at.first - at.length;
     const int more = at.length == 0 ? 0 : static_cast<int>(left < 3 ? left : 3);
     const T *next_u = u.row(at.first) + at.c, *next_dy = dy.row(at.first) + at.c;
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(conv_threads, 3)
         next_u += u.stride, next_dy += dy.stride;
         commit_copies();
     };
-    for (int k = 0; k < conv_ahead - 1; ++k) fetch(k);
+    for (int k = 0; k < Ring::ahead - 1; ++k) fetch(k);
     A past[3][8], open[3][8], sums[conv_taps][8] = {};  // open[k]: the gradient so far of the input k + 1 rows back
     load_past(u, at, past), clear_past(open);
     const ConvWeights<A> weights(w, at.c);
@@ -225,8 +229,8 @@ __global__ void __launch_bounds__(conv_threads, 3)
             clear_past(past);
             low = k;
         }
-        fetch(k + conv_ahead - 1);
-        wait_for_copies<conv_ahead - 1>();
+        fetch(k + Ring::ahead - 1);
+        wait_for_copies<Ring::ahead - 1>();
         ring.get(k, 0, now), ring.get(k, 1, e);
         walk(k, std::true_type{}, now, e);
     }
@@ -242,7 +246,9 @@ __global__ void __launch_bounds__(conv_threads, 3)
                       parts + Index{blockIdx.x} * conv_sums);
 }
 
-/// Whether the kernels take these: conv_forward_kernel without dy.
+/// Whether the kernels take rows of these numbers, and whether they take these rows: conv_forward_kernel without dy.
+template <class T>
+inline constexpr bool has_conv_rows = sizeof(T) <= 4;
 template <class T>
 bool conv_in_rows(In<T> u, In<T> out, In<T> dy, In<accumulator_t<T>> w, std::initializer_list<Index> carried_rows) {
     for (const Index rows : carried_rows)
