@@ -46,7 +46,6 @@ constexpr std::string_view name_of(Finish finish) {
 template <class Model>
 class BatchGeneration {
 public:
-    [[gnu::cold]]
     BatchGeneration(Model& model, std::span<const std::vector<std::int32_t>> prompts, GenerateOptions options = {})
         : model_(&model),
           options_(std::move(options)),
@@ -64,7 +63,7 @@ public:
     Index size() const { return static_cast<Index>(sequences_.size()); }
 
     /// Draws one more token for every sequence that is still running; false when none is.
-    [[gnu::cold]] bool next() {
+    bool next() {
         std::vector<Index> slots;
         for (Index s = 0; s < size(); ++s) {
             Member& sequence = sequences_[to_size(s)];
@@ -107,7 +106,7 @@ private:
         return sequences_[to_size(sequence)];
     }
 
-    [[gnu::cold]] void add(std::vector<std::int32_t> prompt, Index slot) {
+    void add(std::vector<std::int32_t> prompt, Index slot) {
         if (prompt.empty()) {
             require(options_.begin_id.has_value(),
                     "an empty prompt needs a token to begin from, and the options name none");
@@ -127,7 +126,7 @@ private:
 
     /// Feeds the next piece of every listed sequence's new tokens; sequences that have none left draw a token and leave
     /// the list. True while the list is not empty.
-    [[gnu::cold]] bool feed(std::vector<Index>& slots) {
+    bool feed(std::vector<Index>& slots) {
         std::vector<std::int32_t> fresh;
         std::vector<Index> counts;
         for (Index slot : slots) {
@@ -152,7 +151,7 @@ private:
 
     /// Draws a token from each of the rows for the sequence in its slot.
     template <class T>
-    [[gnu::cold]] void draw(MatrixView<const T> logits, std::span<const Index> rows, std::span<const Index> slots) {
+    void draw(MatrixView<const T> logits, std::span<const Index> rows, std::span<const Index> slots) {
         if (rows.empty()) return;
         const Index vocabulary = options_.vocabulary == 0 ? logits.cols : options_.vocabulary;
         if constexpr (draws_tokens<typename Model::BackendTag>) {
@@ -228,13 +227,12 @@ private:
 template <class Model>
 class Generation {
 public:
-    [[gnu::cold]]
     Generation(Model& model, Tokens prompt, GenerateOptions options = {})
         : batch_(model, std::vector<std::vector<std::int32_t>>(1, {prompt.begin(), prompt.end()}), std::move(options)) {
     }
 
     /// The next token, or nothing once generation has finished.
-    [[gnu::cold]] std::optional<std::int32_t> next() {
+    std::optional<std::int32_t> next() {
         batch_.next();
         if (finish() == Finish::failed) throw Error(batch_.error(0));
         return batch_.token(0);

@@ -32,7 +32,7 @@ struct AttnResSite {
 
         /// name: the head of both names, "mlp_res".
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, std::string_view name, Visit&& visit) {
+        void fields(const ModelConfig& c, std::string_view name, Visit&& visit) {
             if (!c.attn_res) return;
             const auto scope = visit.within(name);
             visit("_norm.weight", norm, c.hidden_size, FieldRule{.init = Init::ones, .decay = false});
@@ -47,7 +47,7 @@ struct AttnResSite {
         MatrixView<T> h;     // [N, M] what was read, where the backend keeps it
         MatrixView<A> p, r;  // [N, J] weights and inverse root mean squares of the J candidates
 
-        [[gnu::cold]] static Saved bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
+        static Saved bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
             if (!mixes(c, candidates)) return {};
             return {arena.matrix<T>(tokens, c.hidden_size), arena.matrix<A>(tokens, candidates),
                     arena.matrix<A>(tokens, candidates)};
@@ -55,7 +55,6 @@ struct AttnResSite {
     };
 
     /// normed = RMSNorm(h; norm) of what is read, r [N] its inverse root mean squares. (RES-2)
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, VectorView<A> norm,
                         const Residuals<const T>& residuals, MatrixView<T> normed, VectorView<A> r, Saved& s) {
         if (!mixes(c, residuals.endpoints.count + 1))
@@ -65,7 +64,6 @@ struct AttnResSite {
     }
 
     /// Adds the gradient of everything that was read into gradients, and that of norm to dnorm; dh is scratch.
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                          VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
                          MatrixView<const T> dnormed, VectorView<A> r, MatrixView<T> dh,

@@ -79,12 +79,11 @@ struct SavedRead {
     VectorView<A> r;       // [N] of the norm
     MatrixView<T> normed;  // [N, M]
 
-    [[gnu::cold]] static SavedRead bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
+    static SavedRead bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
         return {Site::Saved::bind(arena, c, tokens, candidates), arena.vector<A>(tokens),
                 arena.matrix<T>(tokens, c.hidden_size)};
     }
 
-    [[gnu::cold]]
     void forward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p, VectorView<A> norm,
                  const Residuals<const T>& residuals) {
         Site::forward(ctx, c, p, norm, residuals, normed, r, site);
@@ -100,7 +99,6 @@ struct SavedRead {
     }
 
     /// Adds the gradient of what was read into gradients; dnormed is d loss / d normed, dh is scratch.
-    [[gnu::cold]]
     void backward(const Context<Backend>& ctx, const ModelConfig& c, const typename Site::Params& p,
                   typename Site::Grads& g, VectorView<A> norm, VectorView<A> dnorm, const Residuals<const T>& residuals,
                   MatrixView<const T> dnormed, MatrixView<T> dh, const Residuals<T>& gradients) {
@@ -126,7 +124,7 @@ struct BlockLayer {
         typename FeedForward::template ParamsOf<Weight, Kept> feed_forward;
 
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
+        void fields(const ModelConfig& c, Visit&& visit) {
             const FieldRule norm{.init = Init::ones, .decay = false};
             visit("input_layernorm.weight", input_layernorm, c.hidden_size, norm);
             visit("post_attention_layernorm.weight", post_attention_layernorm, c.hidden_size, norm);
@@ -149,7 +147,7 @@ struct BlockLayer {
         typename FeedForward::Saved feed_forward;
     };
 
-    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
         const Index tokens = seq.tokens(), before = depth.endpoints + 1;
         using Read = SavedRead<Backend, T>;
         return {Read::bind(arena, c, tokens, before),
@@ -158,7 +156,6 @@ struct BlockLayer {
     }
 
     /// Moves residuals on by one layer. state: the decoding state to continue and update, or nullptr.
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
                         const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s,
                         State* state) {
@@ -184,7 +181,6 @@ struct BlockLayer {
                FeedForward::steps(c);
     }
     /// forward for one new token a sequence, in few launches.
-    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p,
                      const Sequences& seq, Residuals<const T>& residuals, BlockSums<T>& sums, Saved& s, State& state) {
         Attention::step(ctx, c, p.attention, seq,
@@ -201,7 +197,6 @@ struct BlockLayer {
     /// residuals: as they came into the layer. gradients: of what it handed on; on return, of what it was handed.
     /// The tokens with counted != 0 are added to balance, where the layer routes: here and not in forward, so that a
     /// token counts once for every contribution it makes to the gradient.
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, Depth depth, const Params& p, Grads& g,
                          const Sequences& seq, const Residuals<const T>& residuals, Residuals<T>& gradients,
                          BlockSums<T>& sums, Saved& s, BlockScratch<T>& scratch, const Balance& balance,

@@ -26,7 +26,7 @@ struct GatedFfn {
         MatrixView<Weight> down_proj;           // [M, F]
 
         template <class Visit>
-        [[gnu::cold]] void fields(Index width, Index inner, Visit&& visit) {
+        void fields(Index width, Index inner, Visit&& visit) {
             visit("gate_proj.weight", gate_proj, inner, width, FieldRule{.muon_blocks = {0}});
             visit("up_proj.weight", up_proj, inner, width, FieldRule{.muon_blocks = {0}});
             visit("down_proj.weight", down_proj, width, inner, FieldRule{.muon_blocks = {0}});
@@ -39,13 +39,12 @@ struct GatedFfn {
         MatrixView<T> gate, up;  // [N, F]
         MatrixView<T> hidden;    // [N, F] what down_proj reads
 
-        [[gnu::cold]] static Saved bind(Arena& arena, Index tokens, Index inner) {
+        static Saved bind(Arena& arena, Index tokens, Index inner) {
             const auto [gate, up] = arena.columns<T>(tokens, {inner, inner});
             return {gate, up, arena.matrix<T>(tokens, inner)};
         }
     };
 
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
                         MatrixView<T> y, Add add, Saved& s) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
@@ -55,7 +54,6 @@ struct GatedFfn {
     }
 
     /// dx is overwritten, or added to; s is used up.
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
                          MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
         // (SITU-4)
@@ -74,7 +72,7 @@ struct DenseFfnLayer {
     template <class Weight, class Kept>
     struct ParamsOf : Ffn::template ParamsOf<Weight> {
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
+        void fields(const ModelConfig& c, Visit&& visit) {
             Ffn::template ParamsOf<Weight>::fields(c.hidden_size, c.dense_intermediate_size, visit);
         }
     };
@@ -82,11 +80,10 @@ struct DenseFfnLayer {
     using Grads = ParamsOf<accumulator_t<T>, accumulator_t<T>>;
     using Saved = typename Ffn::Saved;
 
-    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         return Saved::bind(arena, seq.tokens(), c.dense_intermediate_size);
     }
 
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s);
@@ -95,7 +92,6 @@ struct DenseFfnLayer {
     /// Whether there is a step.
     static bool steps(const ModelConfig&) { return true; }
     /// y = residual + the layer of in.
-    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
                      MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         using Product = StepProduct<T>;
@@ -103,7 +99,6 @@ struct DenseFfnLayer {
         step_products(ctx, StepInput<T>::plain(s.hidden), {Product::plain(p.down_proj, y, residual)});
     }
 
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
         Ffn::backward(ctx, betas_of(c), p, g, x, dy, dx, Add::no, s);

@@ -44,7 +44,7 @@ struct KdaLayer {
         MatrixView<Weight> o_proj;                      // [M, P]
 
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
+        void fields(const ModelConfig& c, Visit&& visit) {
             const Index width = c.hidden_size, inner = c.kda_width(), rank = c.kda_gate_rank, taps = c.kda_conv_size;
             const FieldRule per_head{.muon_blocks = {c.kda_head_dim}}, whole{.muon_blocks = {0}};
             const FieldRule conv{.init = Init::conv, .decay = false, .shape = {inner, 1, taps}, .float32 = true};
@@ -92,7 +92,7 @@ struct KdaLayer {
         MatrixView<T> beta;            // [N, H]
     };
 
-    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         const Index tokens = seq.tokens(), heads = c.kda_heads;
         const auto wide = [&] { return arena.matrix<T>(tokens, c.kda_width()); };
         Saved s{};
@@ -135,13 +135,12 @@ struct KdaLayer {
         }
     };
 
-    [[gnu::cold]] static State bind_state(Arena& arena, const ModelConfig& c, Index slots, Index /*max_len*/) {
+    static State bind_state(Arena& arena, const ModelConfig& c, Index slots, Index /*max_len*/) {
         const Index window = (Index{c.kda_conv_size} - 1) * c.kda_width();
         return {arena.matrix<A>(slots, window), arena.matrix<A>(slots, window), arena.matrix<A>(slots, window),
                 arena.matrix<A>(slots, state_size(c))};
     }
 
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         State none{};
@@ -163,7 +162,6 @@ struct KdaLayer {
     /// Whether there is a step.
     static bool steps(const ModelConfig& c) { return fused && StepKda<T>::fits(c.kda_head_dim, c.kda_conv_size); }
     /// y = residual + the layer of in, one new token a sequence.
-    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                      const StepInput<T>& in, MatrixView<const T> residual, MatrixView<T> y, Saved& s, State& state) {
         using Product = StepProduct<T>;
@@ -182,7 +180,6 @@ struct KdaLayer {
     }
 
     /// dx is overwritten; s is used up.
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                          const Sequences& seq, MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx,
                          Saved& s) {
@@ -224,7 +221,6 @@ private:
     }
 
     /// out: the gradient of the convolution's output, then of its input.
-    [[gnu::cold]]
     static void convolved_backward(const Context<Backend>& ctx, const Sequences& seq, MatrixView<const A> conv,
                                    MatrixView<const T> in, MatrixView<T> out, MatrixView<A> dconv) {
         const MatrixView<A> none{};
@@ -232,7 +228,6 @@ private:
     }
 
     /// s.o from q, k, v, z and b; kept: the state to continue and update, or no rows; states: for backward, or no rows.
-    [[gnu::cold]]
     static void attend(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                        Saved& s, MatrixView<A> kept, MatrixView<T> states) {
         if constexpr (fused) {
@@ -250,7 +245,6 @@ private:
     }
 
     /// From the gradient of o in s.normed: those of q, k, v and b in their places, that of z in s.o.
-    [[gnu::cold]]
     static void attend_backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                                 const Sequences& seq, Saved& s) {
         if constexpr (fused) {

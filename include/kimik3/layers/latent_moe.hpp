@@ -34,7 +34,7 @@ struct LatentMoeLayer {
         typename Shared::template ParamsOf<Weight> shared_experts;  // where there are any
 
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
+        void fields(const ModelConfig& c, Visit&& visit) {
             const Index width = c.hidden_size, latent = c.expert_width(), inner = c.moe_intermediate_size;
             const FieldRule whole{.muon_blocks = {0}};
             visit("gate.weight", gate, Index{c.num_experts}, width, whole);
@@ -73,7 +73,7 @@ struct LatentMoeLayer {
         MatrixView<T> pair_hidden, pair_out;   // [N k, F] and [N k, L] in a decoding step only
     };
 
-    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         using Wide = accumulator_t<T>;
         const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token,
                     latent = c.expert_width();
@@ -101,7 +101,6 @@ struct LatentMoeLayer {
     }
 
     // (MOE-5)
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s) {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
@@ -120,7 +119,6 @@ struct LatentMoeLayer {
                StepInput<T>::fits(c.expert_width(), c.shared_intermediate_size());
     }
     /// y = residual + the layer of in.
-    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const StepInput<T>& in,
                      MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         using Product = StepProduct<T>;
@@ -140,13 +138,11 @@ struct LatentMoeLayer {
     }
 
     /// counted [N]: 0 for tokens that balancing leaves out (ignored targets, padding); empty: none is.
-    [[gnu::cold]]
     static void count(const Context<Backend>& ctx, const Params& p, const Saved& s,
                       VectorView<const std::uint8_t> counted, const Balance& balance) {
         balance_count(ctx, s.scores, s.cutoff, s.experts, p.e_score_correction_bias, counted, balance);
     }
 
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
         if (has_latent(c)) {

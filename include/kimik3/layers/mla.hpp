@@ -38,7 +38,7 @@ struct MlaLayer {
         MatrixView<Weight> o_proj;              // [M, H v]
 
         template <class Visit>
-        [[gnu::cold]] void fields(const ModelConfig& c, Visit&& visit) {
+        void fields(const ModelConfig& c, Visit&& visit) {
             const MlaHeads heads = heads_of(c);
             const Index width = c.hidden_size, q_rank = c.q_lora_rank, kv_rank = c.kv_lora_rank;
             const FieldRule whole{.muon_blocks = {0}}, norm{.init = Init::ones, .decay = false};
@@ -82,7 +82,7 @@ struct MlaLayer {
         MatrixView<T> q_lat, o_lat;    // [N, H c] each, inference only: in the memory of kv and gated
     };
 
-    [[gnu::cold]] static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
+    static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         const MlaHeads heads = heads_of(c);
         const Index tokens = seq.tokens(), values = heads.count * heads.value, latents = heads.count * c.kv_lora_rank;
         Saved s{};
@@ -119,12 +119,11 @@ struct MlaLayer {
         }
     };
 
-    [[gnu::cold]] static State bind_state(Arena& arena, const ModelConfig& c, Index slots, Index max_len) {
+    static State bind_state(Arena& arena, const ModelConfig& c, Index slots, Index max_len) {
         return {arena.matrix<T>(slots, max_len * (Index{c.kv_lora_rank} + c.qk_rope_head_dim))};
     }
 
     /// With a state, tokens past its max_len are refused before it is changed.
-    [[gnu::cold]]
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
         const MlaHeads heads = heads_of(c);
@@ -154,7 +153,6 @@ struct MlaLayer {
         return StepLatent<T>::fits(heads_of(c), c.kv_lora_rank) && StepInput<T>::fits(c.q_lora_rank);
     }
     /// y = residual + the layer of in, one new token a sequence.
-    [[gnu::cold]]
     static void step(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
                      const StepInput<T>& in, MatrixView<const T> residual, MatrixView<T> y, Saved& s, State& state) {
         using Product = StepProduct<T>;
@@ -172,7 +170,6 @@ struct MlaLayer {
     }
 
     /// dx is overwritten; s is used up.
-    [[gnu::cold]]
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g,
                          const Sequences& seq, MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx,
                          Saved& s) {
@@ -206,7 +203,6 @@ private:
     }
 
     // (MLA-9)
-    [[gnu::cold]]
     static void attend_absorbed(const Context<Backend>& ctx, const MlaHeads& heads, const Params& p,
                                 const Sequences& seq, Saved& s, State& state) {
         const Index rows = heads.nope + heads.value, latent = s.latent.cols;

@@ -19,7 +19,7 @@ struct OutputHead {
         MatrixView<T> logits;  // [chunk, V]
         VectorView<A> loss;    // [N]
 
-        [[gnu::cold]] static Scratch bind(Arena& arena, Index tokens, Index vocab) {
+        static Scratch bind(Arena& arena, Index tokens, Index vocab) {
             constexpr LogitsChunk most = logits_chunk<Backend>;
             const Index chunk = std::clamp(round_up(most.elements / vocab, 32), Index{32}, most.rows);
             return {arena.matrix<T>((std::min)(chunk, tokens), vocab), arena.vector<A>(tokens)};
@@ -27,7 +27,6 @@ struct OutputHead {
     };
 
     /// Fills scratch.loss with every row's loss, 0 where the target is ignored.
-    [[gnu::cold]]
     static void loss(const Context<Backend>& ctx, MatrixView<const T> w, MatrixView<const T> h,
                      std::span<const std::int32_t> targets, Scratch& scratch) {
         for_chunks(h, scratch, [&](MatrixView<const T> rows, MatrixView<T> logits, Index first) {
@@ -37,7 +36,6 @@ struct OutputHead {
     }
 
     /// The same losses together with dh (overwritten) and dw (added to) of scale times their sum.
-    [[gnu::cold]]
     static void loss_and_gradients(const Context<Backend>& ctx, MatrixView<const T> w, MatrixView<const T> h,
                                    std::span<const std::int32_t> targets, double scale, MatrixView<T> dh,
                                    MatrixView<A> dw, Scratch& scratch) {

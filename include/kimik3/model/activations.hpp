@@ -31,7 +31,6 @@ struct Activations {
     Residuals<T> gradients;                           // of the prefix and of every endpoint
     MatrixView<T> zeroed;                             // the memory of the endpoints' gradients
 
-    [[gnu::cold]]
     static Activations bind(Arena& arena, const ModelConfig& c, const Sequences& seq, Pass pass, Keep keep) {
         constexpr Index layers = Schedule::size;
         const Index tokens = seq.tokens();

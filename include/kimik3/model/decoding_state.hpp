@@ -19,7 +19,6 @@ public:
     using LayerState = typename BlockLayer<Block, Backend, T>::State;
 
     /// Room for slots sequences of up to max_len tokens, all empty.
-    [[gnu::cold]]
     DecodingState(Context<Backend> ctx, const ModelConfig& config, Index slots, Index max_len)
         : ctx_(std::move(ctx)), config_(&config), max_len_(max_len), lengths_(to_size(slots), 0) {
         require(slots >= 1, "a decoding state has at least one slot, got {}", slots);
@@ -30,7 +29,6 @@ public:
         memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
         rebind();
     }
-    [[gnu::cold]]
     DecodingState(const DecodingState& other)
         : ctx_(other.ctx_),
           config_(other.config_),
@@ -81,7 +79,7 @@ public:
     }
 
     /// How new tokens, counts[s] for the sequence in slots[s], are laid out; refuses what does not fit.
-    [[gnu::cold]] Sequences plan(std::span<const Index> counts, std::span<const Index> slots, Index tokens) const {
+    Sequences plan(std::span<const Index> counts, std::span<const Index> slots, Index tokens) const {
         require(counts.size() == slots.size(), "every sequence has a token count and a slot, got {} and {}",
                 counts.size(), slots.size());
         std::vector<Index> offsets{0}, past;
@@ -120,7 +118,7 @@ public:
     }
 
 private:
-    [[gnu::cold]] void bind(Arena& arena) {
+    void bind(Arena& arena) {
         static_for<Layers::size>([&](auto layer) {
             using Attention = typename BlockLayer<typename Layers::template at<layer>, Backend, T>::Attention;
             std::get<layer>(layers_) = Attention::bind_state(arena, *config_, slots(), max_len_);

@@ -38,7 +38,6 @@ public:
     static constexpr bool copies_weights = !std::is_same_v<T, A>;
 
     /// Parameters start from the seed alone (model/initialise.hpp).
-    [[gnu::cold]]
     explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
         params_.fields(config, FieldBinder<T, A>(table_));
         weights_ = Buffer<A, Backend>(table_.size());
@@ -83,7 +82,7 @@ public:
     Loss forward(Tokens tokens, Tokens targets, Index batch = 1) {
         return forward(tokens, targets, equal_sequences(tokens, batch));
     }
-    [[gnu::cold]] Loss forward(Tokens tokens, Tokens targets, const Sequences& sequences) {
+    Loss forward(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::training);
         compute(nullptr);
         return head_loss();
@@ -101,7 +100,7 @@ public:
     Loss forward_backward(Tokens tokens, Tokens targets, Index batch = 1, double scale = 1.0) {
         return forward_backward(tokens, targets, equal_sequences(tokens, batch), scale);
     }
-    [[gnu::cold]] Loss forward_backward(Tokens tokens, Tokens targets, const Sequences& sequences, double scale = 1.0) {
+    Loss forward_backward(Tokens tokens, Tokens targets, const Sequences& sequences, double scale = 1.0) {
         load(tokens, targets, sequences);
         compute(nullptr);
         head_backward(scale);
@@ -115,7 +114,7 @@ public:
     void load(Tokens tokens, Tokens targets, Index batch = 1) {
         load(tokens, targets, equal_sequences(tokens, batch));
     }
-    [[gnu::cold]] void load(Tokens tokens, Tokens targets, const Sequences& sequences) {
+    void load(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::training);
         ready_for_backward_ = false;
     }
@@ -129,7 +128,7 @@ public:
         shape.insert(shape.end(), {counted_, static_cast<Index>(kept_)});
         return shape;
     }
-    [[gnu::cold]] Loss mean_loss() {
+    Loss mean_loss() {
         double sum = 0;
         for (A loss : on_host(ctx_, token_losses(), host_losses_)) sum += static_cast<double>(loss);
         const Loss mean{counted_ == 0 ? 0.0 : sum / static_cast<double>(counted_), counted_};
@@ -141,7 +140,7 @@ public:
     Loss evaluate(Tokens tokens, Tokens targets, Index batch = 1) {
         return evaluate(tokens, targets, equal_sequences(tokens, batch));
     }
-    [[gnu::cold]] Loss evaluate(Tokens tokens, Tokens targets, const Sequences& sequences) {
+    Loss evaluate(Tokens tokens, Tokens targets, const Sequences& sequences) {
         begin(tokens, targets, sequences, Pass::inference);
         compute(nullptr);
         return head_loss();
@@ -177,7 +176,6 @@ public:
     /// Continues sequences from the state and moves it on: counts[s] new tokens for the sequence in slots[s]. Returns
     /// the logits [sequences, V] after each sequence's last new token (an empty sequence's row is undefined); logits()
     /// then gives those of every new token. The state is unchanged when an Error is thrown for wrong input.
-    [[gnu::cold]]
     MatrixView<const T> step(State& state, Tokens tokens, std::span<const Index> counts, std::span<const Index> slots) {
         const Sequences planned = state.plan(counts, slots, static_cast<Index>(tokens.size()));
         if (!planned.single()) {
@@ -206,7 +204,7 @@ public:
 
     /// Moves every router's bias to where the load would have been even since the last update, and starts counting
     /// anew.
-    [[gnu::cold]] void update_balance() {
+    void update_balance() {
         static_for<layers>([&](auto layer) {
             if constexpr (LayerAt<layer>::routes)
                 balance_update(ctx_, balances()[layer], config.num_experts_per_token,
@@ -232,7 +230,7 @@ private:
     }
 
     /// Lays out the activations of a pass, with new memory only where the old is too small.
-    [[gnu::cold]] void lay_out(const Sequences& sequences, Pass pass) {
+    void lay_out(const Sequences& sequences, Pass pass) {
         const Index step = pass == Pass::inference && sequences.single() ? sequences.count() : 0;
         if (step > 0 && step == step_laid_out_) return;
         step_laid_out_ = step;
@@ -243,7 +241,7 @@ private:
         kept_ = keep_;
     }
 
-    [[gnu::cold]] void begin(Tokens tokens, Tokens targets, const Sequences& sequences, Pass pass) {
+    void begin(Tokens tokens, Tokens targets, const Sequences& sequences, Pass pass) {
         require(targets.size() == tokens.size(), "every token has a target: {} tokens, {} targets", tokens.size(),
                 targets.size());
         const Index counted = check_targets(targets, config.vocab_size);
@@ -257,7 +255,7 @@ private:
     }
 
     /// Lays out a pass and brings its tokens to the backend.
-    [[gnu::cold]] void place(Tokens tokens, const Sequences& sequences, Pass pass) {
+    void place(Tokens tokens, const Sequences& sequences, Pass pass) {
         ready_for_backward_ = false;
         require(sequences.tokens() == static_cast<Index>(tokens.size()), "the sequences hold {} tokens, {} were given",
                 sequences.tokens(), tokens.size());
@@ -279,12 +277,12 @@ private:
 
     /// Embedding to final norm; after_layer(layer) is called after each layer.
     template <class AfterLayer = Unobserved>
-    [[gnu::cold]] void compute(State* state, AfterLayer&& after_layer = {}) {
+    void compute(State* state, AfterLayer&& after_layer = {}) {
         // (BLOCK-7)
         acts_.output.forward(ctx_, config, params_.output_attn_res, params_.norm, compute_layers(state, after_layer));
     }
     template <class AfterLayer = Unobserved>
-    [[gnu::cold]] Residuals<const T> compute_layers(State* state, AfterLayer&& after_layer = {}) {
+    Residuals<const T> compute_layers(State* state, AfterLayer&& after_layer = {}) {
         embedding_forward(ctx_, acts_.tokens, params_.embed_tokens, acts_.embedded);
         Residuals<const T> residuals;
         residuals.prefix = acts_.embedded;
@@ -296,7 +294,7 @@ private:
     }
 
     /// Layers and logits of one new token a sequence.
-    [[gnu::cold]] void single_step(State& state, MatrixView<T> logits) {
+    void single_step(State& state, MatrixView<T> logits) {
         const Residuals<const T> residuals = compute_layers(&state);
         if constexpr (has_steps<Backend, T>) {
             if (logits.rows <= 8 && StepInput<T>::fits(config.hidden_size) &&
@@ -322,14 +320,14 @@ private:
         return mean_loss();
     }
 
-    [[gnu::cold]] void head_backward(double scale) {
+    void head_backward(double scale) {
         ready_for_backward_ = false;
         const double each = counted_ == 0 ? 0.0 : scale / static_cast<double>(counted_);
         Head::loss_and_gradients(ctx_, params_.head(config), acts_.output.normed, acts_.targets, each,
                                  acts_.scratch.dnormed, grads_.head(config), acts_.head);
     }
 
-    [[gnu::cold]] void blocks_backward() {
+    void blocks_backward() {
         clear(ctx_, acts_.zeroed);
         clear(ctx_, acts_.gradients.prefix);
         Residuals<T> gradients = acts_.gradients;
@@ -340,7 +338,7 @@ private:
     }
 
     template <Index layer>
-    [[gnu::cold]] void backward_layer(Residuals<T>& gradients) {
+    void backward_layer(Residuals<T>& gradients) {
         const Residuals<const T> residuals = residuals_before(layer);
         if (kept_ == Keep::sums) {
             Residuals<const T> again = residuals;

@@ -11,7 +11,7 @@ namespace kimik3 {
 template <class Layers, class Backend, class T>
 class LayerBalances {
 public:
-    [[gnu::cold]] explicit LayerBalances(const ModelConfig& config) {
+    explicit LayerBalances(const ModelConfig& config) {
         Arena measure;
         bind(config, measure);
         memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
@@ -23,7 +23,7 @@ public:
     const std::vector<Balance>& layers() const { return layers_; }
 
 private:
-    [[gnu::cold]] void bind(const ModelConfig& config, Arena& arena) {
+    void bind(const ModelConfig& config, Arena& arena) {
         layers_.assign(to_size(Layers::size), Balance{});
         static_for<Layers::size>([&](auto layer) {
             if constexpr (BlockLayer<typename Layers::template at<layer>, Backend, T>::routes)

@@ -48,7 +48,6 @@ template <class Backend, class A>
 class Optimizer {
 public:
     /// elements: the length of the flat arrays that the table speaks of.
-    [[gnu::cold]]
     Optimizer(std::vector<ParameterInfo> parameters, Index elements, OptimizerOptions options)
         : options_(options),
           groups_(parameter_groups(parameters, options.kind)),
@@ -147,7 +146,7 @@ public:
     /// Continues a run of so many steps. source: a SafetensorsFile, or whatever else has contains(name),
     /// find(name).shape and read(name, destination, count). All is checked and read before anything is replaced.
     template <class Source>
-    [[gnu::cold]] void restore(const Context<Backend>& ctx, Index steps, const Source& source) {
+    void restore(const Context<Backend>& ctx, Index steps, const Source& source) {
         require(steps >= 0, "an optimizer has taken 0 steps or more, got {}", steps);
         const std::vector<StateTensor<A>> tensors = state();
         for (const StateTensor<A>& tensor : tensors) {
@@ -181,7 +180,6 @@ private:
         return {lr, options_.momentum, options_.weight_decay, scale, options_.newton_schulz_steps};
     }
 
-    [[gnu::cold]]
     StepReport decide_and_step(const Context<Backend>& ctx, double lr, VectorView<A> weights,
                                VectorView<const A> gradients, double norm_limit) {
         gradient_square_sums(ctx, std::span<const ElementPiece>(pieces_), gradients, sums_.view());
@@ -202,13 +200,12 @@ private:
     }
 
     // A step of a backend that decides by itself: the host's numbers, the work, and what came of it.
-    [[gnu::cold]] void prepare(const Context<Backend>& ctx, double lr, double norm_limit) {
+    void prepare(const Context<Backend>& ctx, double lr, double norm_limit) {
         StepNumbers numbers = StepNumbers::of(adamw_rule(lr, 1.0, steps_ + 1));
         numbers.clip_norm = options_.clip_norm;
         numbers.norm_limit = norm_limit;
         copy_from_host(ctx, std::span<const StepNumbers>(&numbers, 1), numbers_.view());
     }
-    [[gnu::cold]]
     void enqueue(const Context<Backend>& ctx, SteppedWeights<A> to, VectorView<const A> gradients)
         requires(decides_steps<Backend>)
     {
@@ -240,7 +237,7 @@ private:
 
     static Index work(const MuonBlock& block) { return block.rows * block.cols * (std::min)(block.rows, block.cols); }
 
-    [[gnu::cold]] void check_options() const {
+    void check_options() const {
         const OptimizerOptions& o = options_;
         const auto check_rate = [](const char* name, double value) {
             require(value >= 0.0 && value < 1.0, "{} must lie in [0, 1), got {}", name, value);
@@ -257,7 +254,7 @@ private:
 
     /// Lists the pieces and blocks of one parameter; second: where its second moments begin. Returns where the next
     /// ones do.
-    [[gnu::cold]] Index add_work(std::size_t p, Index second) {
+    Index add_work(std::size_t p, Index second) {
         const ParameterInfo& info = parameters_[p];
         const ParameterGroup& group = groups_[p];
         if (group.kind == GroupKind::none) return second;
@@ -279,7 +276,7 @@ private:
     }
 
     /// The first parameter at which the sum of the squares, scaled, leaves the finite numbers of A.
-    [[gnu::cold]] std::string first_not_finite(VectorView<const double> sums, double scale) const {
+    std::string first_not_finite(VectorView<const double> sums, double scale) const {
         double total = 0.0;
         for (std::size_t p = 0; p < pieces_.size(); ++p) {
             total += sums[static_cast<Index>(p)];
