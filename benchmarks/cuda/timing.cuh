@@ -169,7 +169,7 @@ public:
     /// Whether a measurement was asked for.
     bool wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
 
-    /// bytes and flops: what the operation must move and compute at least; copy: milliseconds of a copy of as many bytes.
+    /// bytes and flops: what the operation must move and compute at least; copy: ms of a copy of as many bytes.
     void add(const std::string& name, double ms, double bytes, double flops = 0.0, double copy = 0.0) {
         const double floor = (std::max)(bytes / copy_rate(), flops / product_rate());
         std::printf("%-44s %9.4f %9.4f %9.2f %9.1f %7.1f", name.c_str(), ms, floor, bytes / ms / 1e9, flops / ms / 1e9,

@@ -24,7 +24,7 @@ inline void poison_workspaces(const Context<Cuda>& ctx) {
     for (const Scratch scratch :
          {Scratch::operation, Scratch::walk, Scratch::sums, Scratch::composed, Scratch::widened}) {
         const std::vector<float> nan(1 << 22, std::numeric_limits<float>::quiet_NaN());
-        copy_from_host(ctx, std::span<const float>(nan), VectorView<float>(ctx.workspace<float>(scratch, 1 << 22), 1 << 22));
+        copy_from_host(ctx, std::span<const float>(nan), {ctx.workspace<float>(scratch, 1 << 22), 1 << 22});
     }
 }
 

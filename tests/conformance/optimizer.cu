@@ -47,6 +47,7 @@ void check_copy(Both& w, Half& copy, const std::vector<std::pair<Index, Index>>&
 }
 
 BOOST_AUTO_TEST_CASE(the_copy_in_bf16_follows_the_weights) {
+    poison_workspaces(cuda());  // in which Muon's products work
     const std::vector<AdamwPiece> pieces{{0, 0, 1, true}, {3, 16, 20000, false}, {20005, 20032, 333, true},
                                          {20352, 20384, 643, true}};
     const std::vector<MuonBlock> blocks{{21008, 24, 40, true}, {22000, 24, 40, true}, {23001, 40, 24, true}};

@@ -125,8 +125,8 @@ inline Index prepared_bytes(const Sequences& seq, const KdaFusedForm& form, Inde
     return pieces.used;
 }
 inline void check_prepared(const Sequences& seq, const KdaFusedForm& form, Index width, VectorView<bf16> memory) {
-    if (memory.size != 0)
-        require_size("kda_fused: prepared", memory, prepared_bytes(seq, form, width) / static_cast<Index>(sizeof(bf16)));
+    if (memory.size == 0) return;
+    require_size("kda_fused: prepared", memory, prepared_bytes(seq, form, width) / static_cast<Index>(sizeof(bf16)));
 }
 
 template <class C>

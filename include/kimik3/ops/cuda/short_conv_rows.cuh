@@ -95,8 +95,8 @@ __device__ void load_past(const MatrixView<const T>& u, const ConvPlace& at, A (
         (-1 - k >= at.begin ? Eight<T>::load(u.row(at.first - 1 - k) + at.c) : Eight<T>::zero()).get(past[k]);
 }
 
-/// The Eights that a thread reads next, on their way to shared memory: rows_ahead rows of count matrices, a power of two;
-/// by default as many as 48 KiB a block have room for.
+/// The Eights that a thread reads next, on their way to shared memory: rows_ahead rows of count matrices, a power of
+/// two; by default as many as 48 KiB a block have room for.
 template <class T, int count, int rows_ahead = count * sizeof(T) <= 4 ? 8 : 2>
 struct ConvRing {
     static constexpr int words = Eight<T>::words, ahead = rows_ahead;
