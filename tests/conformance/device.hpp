@@ -21,11 +21,11 @@ inline const Context<Cpu>& cpu() {
 /// NaN in all scratch memory, 16 MiB of each: who reads there without having written gets it. (compute-sanitizer's
 /// initcheck does not see what cuBLAS's products write and would call them unwritten.)
 inline void poison_workspaces(const Context<Cuda>& ctx) {
+    const std::vector<float> nan(1 << 22, std::numeric_limits<float>::quiet_NaN());
+    const Index size = static_cast<Index>(nan.size());
     for (const Scratch scratch :
-         {Scratch::operation, Scratch::walk, Scratch::sums, Scratch::composed, Scratch::widened}) {
-        const std::vector<float> nan(1 << 22, std::numeric_limits<float>::quiet_NaN());
-        copy_from_host(ctx, std::span<const float>(nan), {ctx.workspace<float>(scratch, 1 << 22), 1 << 22});
-    }
+         {Scratch::operation, Scratch::walk, Scratch::sums, Scratch::composed, Scratch::widened})
+        copy_from_host(ctx, std::span<const float>(nan), VectorView<float>(ctx.workspace<float>(scratch, size), size));
 }
 
 /// A matrix in device memory between guard zones, whose harm is reported.
