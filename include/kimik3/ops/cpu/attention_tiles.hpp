@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kimik3/core/type_list.hpp"
 #include "kimik3/ops/cpu/lanes.hpp"
 #include "kimik3/ops/matmul.hpp"
 
@@ -24,56 +25,45 @@ struct Factor {
     Index row, col;
 };
 
-// Unrolls the next loop, of four turns at most; the front end of nvcc does not know the pragma.
-#ifdef __CUDACC__
-#define KIMIK3_UNROLL
-#else
-#define KIMIK3_UNROLL _Pragma("GCC unroll 4")
-#endif
-
-/// c [rows, lanes at `at`] (+)= a [rows, inner] b [inner, ...]. Its loops are unrolled by name: at -O2 g++ would leave
-/// the sums in memory.
-template <int rows, int lanes, class T, class At>
+/// c [rows, lanes at `at`] (+)= a [rows, inner] b [inner, ...].
+template <Index rows, Index lanes, class T, class At>
 inline void product_block(Index inner, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride, At at, Add add) {
-    constexpr Index width = lane_width<T>;
-    Lane<T> sum[rows][lanes];
-    KIMIK3_UNROLL
-    for (int i = 0; i < rows; ++i)
-        KIMIK3_UNROLL
-        for (int l = 0; l < lanes; ++l)
-            sum[i][l] = add == Add::yes ? at.load(c + i * c_stride + l * width) : lane(T(0));
+    Lane<T> sum[to_size(rows)][to_size(lanes)];
+    const auto shifted = [&](Index l) {
+        At moved = at;
+        moved.begin += l * lane_width<T>;
+        return moved;
+    };
+    static_for<rows>([&](auto i) {
+        static_for<lanes>(
+            [&](auto l) { sum[i][l] = add == Add::yes ? shifted(l).load(c + i * c_stride) : lane(T(0)); });
+    });
     for (Index k = 0; k < inner; ++k) {
-        Lane<T> right[lanes];
-        KIMIK3_UNROLL
-        for (int l = 0; l < lanes; ++l) right[l] = at.load(b + k * b_stride + l * width);
-        KIMIK3_UNROLL
-        for (int i = 0; i < rows; ++i) {
+        Lane<T> right[to_size(lanes)];
+        static_for<lanes>([&](auto l) { right[l] = shifted(l).load(b + k * b_stride); });
+        static_for<rows>([&](auto i) {
             const Lane<T> left = lane(a.first[i * a.row + k * a.col]);
-            KIMIK3_UNROLL
-            for (int l = 0; l < lanes; ++l) sum[i][l] += left * right[l];
-        }
+            static_for<lanes>([&](auto l) { sum[i][l] += left * right[l]; });
+        });
     }
-    KIMIK3_UNROLL
-    for (int i = 0; i < rows; ++i)
-        KIMIK3_UNROLL
-        for (int l = 0; l < lanes; ++l) at.store(c + i * c_stride + l * width, sum[i][l]);
+    static_for<rows>(
+        [&](auto i) { static_for<lanes>([&](auto l) { shifted(l).store(c + i * c_stride, sum[i][l]); }); });
 }
 
-#undef KIMIK3_UNROLL
-
-template <int rows, class T>
+template <Index rows, class T>
 inline void product_row_block(Index inner, Index cols, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride,
                               Add add) {
     constexpr Index width = lane_width<T>;
     Index at = 0;
     for (; at + 4 * width <= cols; at += 4 * width)
         product_block<rows, 4>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
-    if (at + 2 * width <= cols) {
+    for (; at + 2 * width <= cols; at += 2 * width)
         product_block<rows, 2>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
-        at += 2 * width;
+    if (at + width <= cols) {
+        product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, WholeLane{at}, add);
+        at += width;
     }
-    for (; at < cols; at += width)
-        product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, LaneAt{at, cols - at}, add);
+    if (at < cols) product_block<rows, 1>(inner, a, b, b_stride, c, c_stride, LaneAt{at, cols - at}, add);
 }
 
 /// c [rows, cols] (+)= a [rows, inner] b [inner, cols], for at most tile_rows rows.
