@@ -13,8 +13,8 @@ using Model = KimiK3<presets::linear_tiny, Cpu, double>;
 constexpr Index vocab = presets::linear_tiny.vocab_size;
 
 /// Five times the usual start, so that every mechanism counts.
-Model lively_model(int threads = 2) {
-    Model model(Context<Cpu>(threads), 1);
+Model lively_model() {
+    Model model(Context<Cpu>(2), 1);
     for (const ParameterInfo& tensor : model.parameters()) {
         if (tensor.rule.init != Init::normal) continue;
         for (double& w : VectorView(model.weights().data + tensor.offset, tensor.count)) w *= 5;
@@ -68,7 +68,7 @@ constexpr ModelConfig kimi_k3{
 BOOST_AUTO_TEST_SUITE(kimi_linear)
 
 BOOST_AUTO_TEST_CASE(every_gradient_is_that_of_differences) {
-    Model model = lively_model(1);
+    Model model = lively_model();
     const auto tokens = some_tokens(2 * 9);
     std::vector<std::int32_t> targets(tokens.rbegin(), tokens.rend());
     check_model_gradients(model, tokens, targets, 2, "linear_tiny");

@@ -38,7 +38,7 @@ void check_that_it_changes(const char* option) {
 
 template <ModelConfig config>
 void check_gradients(const char* variant) {
-    KimiK3<config, Cpu, double> model(Context<Cpu>(1), 1);
+    KimiK3<config, Cpu, double> model(Context<Cpu>(2), 1);
     enliven(model);
     std::vector<std::int32_t> targets(tokens.rbegin(), tokens.rend());
     targets[4] = ignored_target;
