@@ -4,7 +4,8 @@
 #                                             or initcheck, in a process of its own, for KIMIK3_LIMIT seconds (600) at most
 # tests/gpu.sh --collect BUILD FOLDER         puts the programs of a CMake build, and the libraries they need, into FOLDER
 # tests/gpu.sh --prebuilt FOLDER              runs what lies there, all parts at once, in at most 95 seconds
-# Building needs Eigen, fmt, Boost.Test (headers) and nlohmann_json. Exits with 77 where there is no GPU.
+# Building needs Eigen, fmt, Boost.Test (headers) and nlohmann_json. Exits with 77 where there is no GPU. KIMIK3_CUDA_ARCH
+# (90a) is what the kernels are compiled for; with KIMIK3_CUDA_CODE=sm_90, another GPU's code is made of that.
 cd "$(dirname "$0")/.." || exit 1
 
 collect() { # collect BUILD FOLDER
