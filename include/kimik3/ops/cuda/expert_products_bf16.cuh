@@ -15,17 +15,17 @@ struct GateUpTiles : ExpertTiles<192, false, true, 2, 5> {
     MatrixView<bf16> gate, up, hidden;
     SituNumbers<bf16> form;
 
-    /// The sums 0 .. 47 are gate's, 48 .. 95 up's.
-    __device__ void finish(const float (&sums)[96], const RowTile& at, int row0, StagedRows staged) const {
-        const int rows = at.count - row0, col = at.col * 96, cols = cols_of_b - col;
+    /// The sums of gate come before those of up.
+    __device__ void finish(const float (&sums)[cols / 2], const RowTile& at, int row0, StagedRows staged) const {
+        const int rows = at.count - row0, col = at.col * own_cols, width = cols_of_b - col;
         const auto write = [&](const MatrixView<bf16>& m, auto value) {
-            bf16* to = m.row(at.first + row0) + col;
-            staged.write<0, 8>(to, m.stride, rows, cols, value);
-            staged.write<8, 4>(to, m.stride, rows, cols, value);
+            for_parts<own_cols / 8>([&](auto first, auto groups) {
+                staged.write<first, groups>(m.row(at.first + row0) + col, m.stride, rows, width, value);
+            });
         };
         write(gate, [&](int i) { return sums[i]; });
-        write(up, [&](int i) { return sums[i + 48]; });
-        write(hidden, [&](int i) { return form.value(sums[i], sums[i + 48]); });
+        write(up, [&](int i) { return sums[i + own_cols / 2]; });
+        write(hidden, [&](int i) { return form.value(sums[i], sums[i + own_cols / 2]); });
     }
 };
 
@@ -39,15 +39,15 @@ struct PlainTiles : ExpertTiles<turned ? 128 : 160, turned, false, 2, turned ? 1
         const int rows = at.count - row0, first = at.col * 2 * count, cols = this->cols_of_b - first;
         bf16* own = to.row(at.first + row0) + first;
         const auto value = [&](int i) { return sums[i]; };
-        staged.write<0, 8>(own, to.stride, rows, cols, value);
-        staged.write<8, 8>(own, to.stride, rows, cols, value);
-        if constexpr (count == 80) staged.write<16, 4>(own, to.stride, rows, cols, value);
+        for_parts<count / 4>([&](auto first, auto groups) {
+            staged.write<first, groups>(own, to.stride, rows, cols, value);
+        });
     }
 };
 
 /// From da = du w2: gate and up become their gradients, hidden = p SiTU(gate, up), and dots [rows, column tiles] the
 /// share that a tile's columns have in da . SiTU(gate, up).
-struct HiddenGradientTiles : ExpertTiles<96, true, false, 2, 5, 4> {
+struct HiddenGradientTiles : ExpertTiles<96, true, false, 3, 5, 3> {
     MatrixView<bf16> gate, up, hidden;
     MatrixView<const float> p;
     float* dots;
@@ -55,11 +55,10 @@ struct HiddenGradientTiles : ExpertTiles<96, true, false, 2, 5, 4> {
 
     __device__ void expect(const RowTile& at, int row0, StagedRows staged) const {
         __syncwarp();
-        fetch<0, 8>(at, row0, staged);
-        fetch<8, 4>(at, row0, staged);
+        for_parts<cols / 8>([&](auto first, auto groups) { fetch<first, groups>(at, row0, staged); });
         commit_copies();
     }
-    __device__ void finish(const float (&sums)[48], const RowTile& at, int row0, StagedRows staged) const {
+    __device__ void finish(const float (&sums)[cols / 2], const RowTile& at, int row0, StagedRows staged) const {
         const int lane = threadIdx.x % 32, rows = at.count - row0;
         float weight[2], dot[2] = {};
         int pairs[2];
@@ -74,8 +73,8 @@ struct HiddenGradientTiles : ExpertTiles<96, true, false, 2, 5, 4> {
         }
         wait_for_copies<0>();
         __syncwarp();
-        finish_part<0, 8>(sums, at, row0, staged, weight, dot);
-        finish_part<8, 4>(sums, at, row0, staged, weight, dot);
+        for_parts<cols / 8>(
+            [&](auto first, auto groups) { finish_part<first, groups>(sums, at, row0, staged, weight, dot); });
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float sum = dot[half];
@@ -87,24 +86,25 @@ struct HiddenGradientTiles : ExpertTiles<96, true, false, 2, 5, 4> {
     }
 
 private:
-    // Parts are so many groups of eight columns from group on. A warp has two panels of gate, for groups 0 .. 7 and
-    // 8 .. 11, and two of up.
+    // Parts are so many groups of eight columns from group on. A warp has a panel of gate and one of up, and a third
+    // for the groups from 8 on, up's behind gate's.
     template <int group>
     __device__ static StagedRows panel(StagedRows own, int matrix) {
-        return {own.memory + 4096 * matrix + 256 * group};
+        if constexpr (group < 8) return {own.memory + 2048 * matrix, group};
+        else return {own.memory + 4096, 4 * matrix};
     }
     template <int group, int groups>
     __device__ void fetch(const RowTile& at, int row0, StagedRows staged) const {
-        const int rows = at.count - row0, col = at.col * 96 + 8 * group, cols = cols_of_b - col;
-        if (cols <= 0) return;
-        panel<group>(staged, 0).template fetch<groups / 2>(gate.row(at.first + row0) + col, gate.stride, rows, cols);
-        panel<group>(staged, 1).template fetch<groups / 2>(up.row(at.first + row0) + col, up.stride, rows, cols);
+        const int rows = at.count - row0, col = at.col * cols + 8 * group, width = cols_of_b - col;
+        if (width <= 0) return;
+        panel<group>(staged, 0).template fetch<groups / 2>(gate.row(at.first + row0) + col, gate.stride, rows, width);
+        panel<group>(staged, 1).template fetch<groups / 2>(up.row(at.first + row0) + col, up.stride, rows, width);
     }
     template <int group, int groups>
-    __device__ void finish_part(const float (&sums)[48], const RowTile& at, int row0, StagedRows staged,
+    __device__ void finish_part(const float (&sums)[cols / 2], const RowTile& at, int row0, StagedRows staged,
                                 const float (&weight)[2], float (&dot)[2]) const {
-        const int rows = at.count - row0, col = at.col * 96 + 8 * group, cols = cols_of_b - col;
-        if (cols <= 0) return;
+        const int rows = at.count - row0, col = at.col * cols + 8 * group, width = cols_of_b - col;
+        if (width <= 0) return;
         const StagedRows gates = panel<group>(staged, 0), ups = panel<group>(staged, 1);
         std::uint32_t g[groups / 2][4], u[groups / 2][4], h[groups / 2][4];
         gates.read(g), ups.read(u);
@@ -122,9 +122,9 @@ private:
                 u[j][i] = pack_bf16(da * a.up, db * b.up);
                 h[j][i] = pack_bf16(weight[half] * a.value, weight[half] * b.value);
             }
-        gates.write(gate.row(at.first + row0) + col, gate.stride, rows, cols, g);
-        ups.write(up.row(at.first + row0) + col, up.stride, rows, cols, u);
-        gates.write(hidden.row(at.first + row0) + col, hidden.stride, rows, cols, h);
+        gates.write(gate.row(at.first + row0) + col, gate.stride, rows, width, g);
+        ups.write(up.row(at.first + row0) + col, up.stride, rows, width, u);
+        gates.write(hidden.row(at.first + row0) + col, hidden.stride, rows, width, h);
     }
 };
 
@@ -192,7 +192,8 @@ inline void tensor_experts_backward(const Context<Cuda>& ctx, MatrixView<const b
                                     SituBetas betas, const ExpertDispatch& d, MatrixView<bf16> gate,
                                     MatrixView<bf16> up, MatrixView<float> p, MatrixView<bf16> dz,
                                     MatrixView<float> dw1, MatrixView<float> dw3, MatrixView<float> dw2) {
-    const Index all = d.source.size, inner = gate.cols, latent = z.cols, shares = ceil_div(inner, Index{96});
+    const Index all = d.source.size, inner = gate.cols, latent = z.cols,
+                shares = ceil_div(inner, Index{HiddenGradientTiles::cols});
     // Rows of 16 bytes first, so that all of them are aligned.
     bf16* scratch = ctx.workspace<bf16>(Scratch::operation, all * (latent + inner + 2 * shares) +
                                                                 2 * ExpertWeights::sums_of(multiprocessors()));

@@ -64,6 +64,7 @@ __device__ inline int expert_of(const int* starts, int experts, int tile) {
 /// from there on. packed[j]: groups 2 j and 2 j + 1 of eight columns, of each the rows lane / 4 and those 8 below.
 struct StagedRows {
     unsigned char* memory;
+    int first_piece = 0;  // of the eight that a row of the memory has
 
     /// Past the cache, where the weights and the rows of tokens stay.
     template <int pairs>
@@ -115,13 +116,21 @@ private:
         __device__ static int col() { return threadIdx.x % (2 * pairs); }
     };
     __device__ uint4& piece(int row, int j) const {
-        return *reinterpret_cast<uint4*>(memory + operand_bytes(row, j));
+        return *reinterpret_cast<uint4*>(memory + operand_bytes(row, first_piece + j));
     }
     __device__ void* matrix_row(int j) const {
         const int lane = threadIdx.x % 32;
-        return memory + operand_bytes(lane % 16, j + lane / 16);
+        return memory + operand_bytes(lane % 16, first_piece + j + lane / 16);
     }
 };
+
+/// body(first, count) for parts of 8, 4 or 2 that make up so many groups of eight columns.
+template <int groups, int first = 0, class Body>
+__device__ void for_parts(Body body) {
+    constexpr int part = groups >= 8 ? 8 : groups >= 4 ? 4 : 2;
+    body(std::integral_constant<int, first>{}, std::integral_constant<int, part>{});
+    if constexpr (groups > part) for_parts<groups - part, first + part>(body);
+}
 
 /// pair / chosen without a division, for pair x chosen < 2^32.
 struct TokenOf {

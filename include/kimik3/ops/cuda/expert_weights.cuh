@@ -1,7 +1,7 @@
 #pragma once
 // Weight gradients of the experts on Hopper's tensor cores: dw_e = dw_e + a_e^T b_e, summed over the expert's rows in
 // their order. A tile has 320 x 96 elements of an expert's product, 64 x 96 for each of five warpgroups; four more
-// warps copy its rows, in steps of 32, through a ring of stages in shared memory. A block makes tiles at the same place
+// warps copy its rows, in steps of 64, through a ring of stages in shared memory. A block makes tiles at the same place
 // of the experts' products, and all blocks make equally many steps, so a tile's may be shared out among several: the
 // block that makes its first steps adds them to dw, the others leave their sums, which a second kernel adds in their
 // order.
@@ -14,7 +14,7 @@ namespace kimik3::gpu {
 /// with dup for dw3, which are written turned, and du with the hidden values for dw2 [E L, F].
 struct ExpertWeights {
     static constexpr int groups = 5, readers = 128 * groups, copiers = 128, threads = readers + copiers,
-                         rows = 64 * groups, cols = 96, sums = cols / 2, step_rows = 32, stages = 7;
+                         rows = 64 * groups, cols = 96, sums = cols / 2, step_rows = 64, stages = 4;
     static constexpr int panel_bytes = step_rows * 128, a_bytes = groups * panel_bytes,
                          stage_bytes = a_bytes + (cols + 63) / 64 * panel_bytes, barriers = stages * stage_bytes,
                          starts = barriers + stages * 16;
@@ -77,11 +77,12 @@ struct WeightWalk {
     }
 };
 
-/// Copies the rows of some steps. Of each step a warp copies eight rows, a lane pieces of two.
+/// Copies the rows of some steps. Of each step a warp copies a quarter, a lane pieces of every fourth of its rows.
 template <class W>
 __device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std::uint32_t stages,
                            warpgroup::Ring& ring) {
-    const int row = threadIdx.x / 32 % 4 * 8 + threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
+    constexpr int own = W::step_rows / 16;
+    const int row = threadIdx.x / 32 % 4 * 4 * own + threadIdx.x % 32 / 8, piece = threadIdx.x % 8;
     const int product = tile / (job.tiles() / 3), rest = tile % (job.tiles() / 3);
     const int l = rest / job.col_tiles() * W::rows + 8 * piece, f = rest % job.col_tiles() * W::cols + 8 * piece;
     const Index start = job.d.offset[steps.expert] + steps.from * W::step_rows;
@@ -98,12 +99,12 @@ __device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std
     for (int c = 0; c < (W::cols + 63) / 64; ++c) b_at[c] = f + 64 * c < job.inner ? (f + 64 * c) / 8 : 0;
     const std::uint32_t to[2] = {stages + operand_bytes(row, piece), stages + operand_bytes(row + 4, piece)};
     struct Pairs {
-        int of[2];
+        int of[own];
     };
     const auto look_up = [&](int later) {  // so many rows
         Pairs pairs;
 #pragma unroll
-        for (int i = 0; i < 2; ++i) pairs.of[i] = later + 4 * i < left ? static_cast<int>(source[later + 4 * i]) : -1;
+        for (int i = 0; i < own; ++i) pairs.of[i] = later + 4 * i < left ? static_cast<int>(source[later + 4 * i]) : -1;
         return pairs;
     };
     Pairs pairs = look_up(0), next = look_up(W::step_rows);
@@ -111,17 +112,17 @@ __device__ void copy_steps(const W& job, int tile, const WeightSteps& steps, std
         const Pairs after = look_up(2 * W::step_rows);
         ring.wait_empty();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const std::uint32_t own = to[i] + ring.stage * W::stage_bytes;
+        for (int i = 0; i < own; ++i) {
+            const std::uint32_t place = to[i % 2] + 1024 * (i / 2) + ring.stage * W::stage_bytes;
             const unsigned a_row = job.token_of(max(pairs.of[i], 0)) * a_pieces, b_row = 4 * i * b_pieces;
             const bool a_exists = pairs.of[i] >= 0, b_exists = 4 * i < left;
 #pragma unroll
             for (int c = 0; c < W::groups; ++c)
-                warpgroup::copy_16(own + c * W::panel_bytes, a + (a_row + a_at[c]), a_exists);
+                warpgroup::copy_16(place + c * W::panel_bytes, a + (a_row + a_at[c]), a_exists);
 #pragma unroll
             for (int c = 0; c < (W::cols + 63) / 64; ++c)
                 if (64 * c + 8 * piece < W::cols)
-                    warpgroup::copy_16(own + W::a_bytes + c * W::panel_bytes, b + (b_row + b_at[c]), b_exists);
+                    warpgroup::copy_16(place + W::a_bytes + c * W::panel_bytes, b + (b_row + b_at[c]), b_exists);
         }
         warpgroup::arrive_after_copies(ring.full());
         left -= W::step_rows, source += W::step_rows, b += W::step_rows * b_pieces;
@@ -158,8 +159,10 @@ __global__ void __launch_bounds__(W::threads, 1) expert_weights_tensor_kernel(co
                 const std::uint64_t a = operand(stage + W::panel_bytes * group, W::panel_bytes),
                                     b = operand(stage + W::a_bytes, W::panel_bytes);
                 begin_products();
-                multiply_add<true, true>(sums, a, b, step > steps.from);
-                multiply_add<true, true>(sums, further(a, 2048), further(b, 2048), true);
+#pragma unroll
+                for (int k = 0; k < W::step_rows / 16; ++k)
+                    multiply_add<true, true>(sums, further(a, 2048 * k), further(b, 2048 * k),
+                                             step + k > steps.from);
                 commit_products();
                 wait_for_products<1>();
                 if (step > steps.from) before.release();
