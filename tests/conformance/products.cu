@@ -45,6 +45,21 @@ BOOST_AUTO_TEST_CASE(bf16_with_many_rows) {
         }
 }
 
+template <class Numbers>
+void check_onto(Index m, Index n, Index k, Index gap, Index base_gap) {
+    Numbers a = Numbers::random(m, k, 1, 1, gap), b = Numbers::random(n, k, 2, 1, gap),
+            base = Numbers::random(m, n, 3, 1, base_gap), c(m, n, gap);
+    matmul_nt_onto(cpu(), a.c(), b.c(), base.c(), c.c()), matmul_nt_onto(cuda(), a.g(), b.g(), base.g(), c.g());
+    check_same("onto", c);
+}
+BOOST_AUTO_TEST_CASE(a_product_onto_a_base) {
+    for (const Index m : {1, 70, 2100})
+        for (const auto& [n, k, gap, base_gap] :
+             {std::tuple<Index, Index, Index, Index>{640, 320, 0, 0}, {160, 72, 8, 8}, {160, 72, 0, 8}, {5, 3, 1, 2},
+              {64, 0, 0, 0}})
+            check_onto<Half>(m, n, k, gap, base_gap), check_onto<Both>(m, n, k, gap, base_gap);
+}
+
 BOOST_AUTO_TEST_CASE(weight_gradients_of_many_rows_come_out_the_same_twice) {
     Half a = Half::random(4096, 96, 1, 1, 0), b = Half::random(4096, 160, 2, 1, 0);
     Both first = Both::zeros(96, 160), second = Both::zeros(96, 160);

@@ -96,6 +96,21 @@ BOOST_AUTO_TEST_CASE(several_products_of_one_matrix_are_each_alone_bit_for_bit) 
     }
 }
 
+BOOST_AUTO_TEST_CASE(a_product_onto_a_base_is_the_product_added_to_its_copy_bit_for_bit) {
+    const Context<Cpu> ctx(2);
+    for (Index rows : sizes) {
+        for (Index inner : sizes) {
+            Matrix<float> a = Matrix<float>::random(rows, inner, 1), b = Matrix<float>::random(33, inner, 2),
+                          base = Matrix<float>::random(rows, 33, 3, 1.0, 35), sum = base, onto(rows, 33);
+            matmul_nt(ctx, a, b, sum.view(), Add::yes);
+            matmul_nt_onto(ctx, a, b, base, onto.view());
+            BOOST_TEST(same_bits(onto.values(), sum.values()));
+        }
+    }
+    Matrix<float> a(2, 5), b(3, 5), base(2, 4), c(2, 3);
+    BOOST_CHECK_THROW(matmul_nt_onto(ctx, a, b, base, c.view()), Error);
+}
+
 BOOST_AUTO_TEST_CASE(several_products_refuse_a_wrong_shape) {
     const Context<Cpu> ctx(1);
     Matrix<float> a(2, 5), weight(3, 4), out(2, 3);

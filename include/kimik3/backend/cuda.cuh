@@ -148,7 +148,8 @@ public:
     void synchronise() const { KIMIK3_CUDA(cudaStreamSynchronize(stream())); }
 
     /// c = op(a) b + kept c by columns in bf16; false where cuBLAS has no kernel for the shape.
-    bool product(const detail::ProductShape& shape, const void* a, const void* b, float kept, void* c) const {
+    bool product(const detail::ProductShape& shape, const void* a, const void* b, float kept, const void* base,
+                 void* c) const {
         const auto [place, is_new] = shared_->plans.try_emplace(shape);
         const Index bytes = shared_->products.bytes();
         if (is_new) place->second = detail::plan_product(cublas(), shape, to_size(bytes));
@@ -156,8 +157,8 @@ public:
         if (!plan.exists) return false;
         const float one = 1.0f;
         KIMIK3_CUDA(cublasLtMatmul(reinterpret_cast<cublasLtHandle_t>(cublas()), &plan.product, &one, a, &plan.a, b,
-                                   &plan.b, &kept, c, &plan.c, c, &plan.c, &plan.algorithm, shared_->products.data(),
-                                   to_size(bytes), stream()));
+                                   &plan.b, &kept, base, &plan.c, c, &plan.c, &plan.algorithm,
+                                   shared_->products.data(), to_size(bytes), stream()));
         return true;
     }
 

@@ -163,14 +163,13 @@ struct BlockLayer {
             if (state != nullptr && steps(c, seq)) return step(ctx, c, depth, p, seq, residuals, sums, s, *state);
         }
         s.attention_read.forward(ctx, c, p.self_attention_res, p.input_layernorm, residuals);
-        Attention::forward(ctx, c, p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state);
+        Attention::forward(ctx, c, p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state,
+                           depth.opens_block ? MatrixView<const T>{} : residuals.prefix);
         if (depth.opens_block) residuals.endpoints.add(residuals.prefix);
-        else add_to(ctx, residuals.prefix, sums.mid);
         residuals.prefix = sums.mid;
 
         s.ffn_read.forward(ctx, c, p.mlp_res, p.post_attention_layernorm, residuals);
-        FeedForward::forward(ctx, c, p.feed_forward, seq, s.ffn_read.normed, sums.out, s.feed_forward);
-        add_to(ctx, sums.mid, sums.out);
+        FeedForward::forward(ctx, c, p.feed_forward, seq, s.ffn_read.normed, sums.out, s.feed_forward, sums.mid);
         residuals.prefix = sums.out;
     }
 

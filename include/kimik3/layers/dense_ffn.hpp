@@ -45,12 +45,13 @@ struct GatedFfn {
         }
     };
 
+    /// y = residual, where there is one, + the layer of x. residual may be y.
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
-                        MatrixView<T> y, Add add, Saved& s) {
+                        MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
         // (SITU-3)
-        linear_forward(ctx, s.hidden, p.down_proj, y, add);
+        linear_forward(ctx, s.hidden, p.down_proj, residual, y);
     }
 
     /// dx is overwritten, or added to; s is used up.
@@ -85,8 +86,8 @@ struct DenseFfnLayer {
     }
 
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
-                        MatrixView<const T> x, MatrixView<T> y, Saved& s) {
-        Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s);
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, MatrixView<const T> residual = {}) {
+        Ffn::forward(ctx, betas_of(c), p, x, residual, y, s);
     }
 
     /// Whether there is a step.

@@ -141,8 +141,10 @@ struct KdaLayer {
                 arena.matrix<A>(slots, state_size(c))};
     }
 
+    /// y = residual, where there is one, + the layer of x.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
-                        MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr,
+                        MatrixView<const T> residual = {}) {
         State none{};
         State& kept = state != nullptr ? *state : none;
         // (KDA-1)
@@ -156,7 +158,7 @@ struct KdaLayer {
         attend(ctx, c, p, seq, s, kept.s, state == nullptr ? s.states : MatrixView<T>{});
         if (low_rank_gate(c)) linear_forward(ctx, s.g_low, p.g_b_proj, s.gate);
         gated_norm_forward(ctx, c.kda_heads, s.o, s.gate, p.o_norm, c.rms_norm_eps, s.normed, s.o_r);
-        linear_forward(ctx, s.normed, p.o_proj, y);
+        linear_forward(ctx, s.normed, p.o_proj, residual, y);
     }
 
     /// Whether there is a step.

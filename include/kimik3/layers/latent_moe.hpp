@@ -8,6 +8,7 @@
 // adds the routing to the statistics of quantile balancing: once a token, however often its activations are recomputed.
 
 #include "kimik3/layers/dense_ffn.hpp"
+#include "kimik3/ops/add.hpp"
 #include "kimik3/ops/expert_products.hpp"
 #include "kimik3/ops/quantile_balance.hpp"
 #include "kimik3/ops/rms_norm.hpp"
@@ -100,17 +101,19 @@ struct LatentMoeLayer {
         return s;
     }
 
-    // (MOE-5)
+    /// y = residual, where there is one, + the layer of x.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
-                        MatrixView<const T> x, MatrixView<T> y, Saved& s) {
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, MatrixView<const T> residual = {}) {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
         expert_dispatch(ctx, s.experts, s.dispatch);
+        // (MOE-5)
         if (has_latent(c)) linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
         expert_products_forward(ctx, has_latent(c) ? s.z : x, p.w1, p.w3, p.w2, betas_of(c), s.dispatch, s.weights,
                                 s.expert, has_latent(c) ? s.u : y);
         if (normed(c)) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
-        if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, y);
-        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, Add::yes, s.shared);
+        if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, residual, y);
+        else if (residual.rows > 0) add_to(ctx, residual, y);
+        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, y, s.shared);
     }
 
     /// Whether there is a step.

@@ -14,6 +14,14 @@ void linear_forward(const Context<Backend>& ctx, In<T> x, In<T> w, MatrixView<T>
     matmul_nt(ctx, x, w, y, add);
 }
 
+/// y = residual + x w^T, where residual may be y; one without rows stands for none.
+template <class Backend, class T>
+void linear_forward(const Context<Backend>& ctx, In<T> x, In<T> w, In<T> residual, MatrixView<T> y) {
+    if (residual.rows == 0) matmul_nt(ctx, x, w, y, Add::no);
+    else if (residual.data == y.data) matmul_nt(ctx, x, w, y, Add::yes);
+    else matmul_nt_onto(ctx, x, w, residual, y);
+}
+
 /// Several layers that read the same x: {{w, y}, ...}. Layers without rows are left out.
 template <class Backend, class T>
 void linear_forward(const Context<Backend>& ctx, MatrixView<const T> x, std::initializer_list<RowProduct<T>> layers) {

@@ -123,9 +123,11 @@ struct MlaLayer {
         return {arena.matrix<T>(slots, max_len * (Index{c.kv_lora_rank} + c.qk_rope_head_dim))};
     }
 
-    /// With a state, tokens past its max_len are refused before it is changed.
+    /// y = residual, where there is one, + the layer of x. With a state, tokens past its max_len are refused before it
+    /// is changed.
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences& seq,
-                        MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr) {
+                        MatrixView<const T> x, MatrixView<T> y, Saved& s, State* state = nullptr,
+                        MatrixView<const T> residual = {}) {
         const MlaHeads heads = heads_of(c);
         linear_forward(ctx, x, {{p.q_proj, s.q}, {p.q_a_proj, s.q_low}, {p.kv_a_proj_with_mqa, s.kv_low},
                                 {p.g_proj, s.gate}});
@@ -145,7 +147,7 @@ struct MlaLayer {
         }
         if (c.mla_output_gate) sigmoid_gate_forward(ctx, s.o, s.gate, s.gated);
         // (MLA-4)
-        linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, y);
+        linear_forward(ctx, c.mla_output_gate ? s.gated : s.o, p.o_proj, residual, y);
     }
 
     /// Whether there is a step.

@@ -4,6 +4,7 @@
 //   matmul_nt  c [M, N] = a [M, K] b[N, K]^T   a linear layer y = x W^T, weights [out, in]
 //   matmul_nn  c [M, N] = a [M, K] b[K, N]     its input gradient dx = dy W
 //   matmul_tn  c [M, N] = a[K, M]^T b[K, N]    its weight gradient dW += dy^T x
+//   matmul_nt_onto c = base [M, N] + a b^T     base and c are other memory
 //   matmul_nt_all  several c = a b^T of one a: few rows meet all weights in one loop. Products without rows of b are
 //                  left out.
 // Inner dimensions of zero give zero. Sums are kept in accumulator_t<T>.
@@ -28,6 +29,11 @@ template <class Backend>
 void matmul_nt(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,
                   "kimik3: matmul_nt(ctx, a, b, c, add) has no overload for these arguments");
+}
+template <class Backend>
+void matmul_nt_onto(const Context<Backend>&, ...) {
+    static_assert(missing_overload<Backend>,
+                  "kimik3: matmul_nt_onto(ctx, a, b, base, c) has no overload for these arguments");
 }
 template <class Backend>
 void matmul_nt_all(const Context<Backend>&, ...) {

@@ -10,6 +10,7 @@
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/ops/cpu/lanes.hpp"
 #include "kimik3/ops/matmul.hpp"
+#include "kimik3/tensor/transfer.hpp"
 
 namespace kimik3 {
 namespace detail {
@@ -109,6 +110,12 @@ void matmul_nt(const Context<Cpu>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     detail::parallel_rows(ctx, a.rows, [&](Index first, Index last) {
         detail::local_matmul_nt<T>(a.middle_rows(first, last - first), b, c.middle_rows(first, last - first), add);
     });
+}
+
+template <class T>
+void matmul_nt_onto(const Context<Cpu>& ctx, In<T> a, In<T> b, In<T> base, Out<T> c) {
+    copy(ctx, base, c);
+    matmul_nt(ctx, a, b, c, Add::yes);
 }
 
 template <class T>

@@ -23,14 +23,15 @@ inline Index alignment_of(const void* address) {
     return static_cast<Index>(bits & (~bits + 1));
 }
 
-/// A product of many rows of bf16 by a kernel of the context's choice; false where there is none.
+/// c = kept base + a product of many rows of bf16 by a kernel of the context's choice; false where there is none.
 inline bool planned_product(const Context<Cuda>& ctx, cublasOperation_t op_b, Index inner, In<bf16> a, In<bf16> b,
-                            MatrixView<bf16> c, Add add) {
+                            float kept, In<bf16> base, MatrixView<bf16> c) {
     constexpr Index many = 2048;
-    const Index alignment = (std::min)({alignment_of(a.data), alignment_of(b.data), alignment_of(c.data)});
-    if (c.rows < many || alignment < 16) return false;
+    const Index alignment = (std::min)({alignment_of(a.data), alignment_of(b.data), alignment_of(base.data),
+                                        alignment_of(c.data)});
+    if (c.rows < many || alignment < 16 || inner == 0 || c.cols == 0 || base.stride != c.stride) return false;
     return ctx.product({op_b == CUBLAS_OP_T, c.cols, c.rows, inner, b.stride, a.stride, c.stride, alignment}, b.data,
-                       a.data, add == Add::yes ? 1.0f : 0.0f, c.data);
+                       a.data, kept, base.data, c.data);
 }
 
 /// c [M, N] = op(a) op(b), where op is as cuBLAS says it, of the stored matrices.
@@ -42,10 +43,11 @@ void cublas_product(const Context<Cuda>& ctx, cublasOperation_t op_a, cublasOper
         if (add == Add::no) clear(ctx, c);
         return;
     }
+    const accumulator_t<T> kept = add == Add::yes ? 1 : 0;
     if constexpr (std::is_same_v<C, bf16>) {
-        if (op_a == CUBLAS_OP_N && planned_product(ctx, op_b, inner, a, b, c, add)) return;
+        if (op_a == CUBLAS_OP_N && planned_product(ctx, op_b, inner, a, b, kept, c, c)) return;
     }
-    const accumulator_t<T> one = 1, kept = add == Add::yes ? 1 : 0;
+    const accumulator_t<T> one = 1;
     KIMIK3_CUDA(cublasGemmEx_64(ctx.cublas(), op_b, op_a, c.cols, c.rows, inner, &one, b.data, cuda_type<T>, b.stride,
                                 a.data, cuda_type<T>, a.stride, &kept, c.data, cuda_type<C>, c.stride, compute_type<T>,
                                 CUBLAS_GEMM_DEFAULT));
@@ -65,6 +67,18 @@ void matmul_nt(const Context<Cuda>& ctx, In<T> a, In<T> b, Out<T> c, Add add) {
     require_shape("matmul_nt: c", c, a.rows, b.rows);
     require_shape("matmul_nt: b", b, b.rows, a.cols);
     gpu::cublas_product<T>(ctx, CUBLAS_OP_N, CUBLAS_OP_T, a.cols, a, b, c, add);
+}
+
+template <class T>
+void matmul_nt_onto(const Context<Cuda>& ctx, In<T> a, In<T> b, In<T> base, Out<T> c) {
+    require_shape("matmul_nt_onto: base", base, c.rows, c.cols);
+    require_shape("matmul_nt_onto: c", c, a.rows, b.rows);
+    require_shape("matmul_nt_onto: b", b, b.rows, a.cols);
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (gpu::planned_product(ctx, CUBLAS_OP_T, a.cols, a, b, 1.0f, base, c)) return;
+    }
+    copy(ctx, base, c);
+    matmul_nt(ctx, a, b, c, Add::yes);
 }
 
 template <class T>
