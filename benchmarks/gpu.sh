@@ -32,12 +32,16 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 nvidia-smi > /dev/null 2>&1 || { echo "benchmarks/gpu.sh: no GPU here" >&2; exit 77; }
-if [ -n "$peer" ]; then  # PyTorch compiles its kernels beside nvcc and keeps them; these times are nobody's
-    {
-        (cd "$peer" && python3 peer_bench.py --compile --steps 1 && python3 peer_bench.py --steps 1)
-        python3 benchmarks/cuda/peer_ops.py
-    } > "$out/peer_warm_up.txt" 2>&1 &
-fi
+# PyTorch compiles its kernels beside nvcc, and keeps them. These times are nobody's.
+warm_up() {
+    timeout 200 python3 benchmarks/cuda/peer_ops.py &
+    if [ -n "$peer" ] && cd "$peer"; then
+        timeout 100 python3 peer_bench.py --compile --steps 1
+        timeout 100 python3 peer_bench.py --steps 1
+    fi
+    wait
+}
+warm_up > "$out/peer_warm_up.txt" 2>&1 &
 if [ -z "$programs" ]; then
     programs=$out/programs
     build "$programs" || exit 1
@@ -64,7 +68,7 @@ measure() {
         echo "== peer, train step"
         (cd "$peer" && python3 peer_bench.py --compile && python3 peer_bench.py) || failed="$failed peer"
     fi
-    run peer_ops python3 benchmarks/cuda/peer_ops.py  # last: compiling FLA's kernels can take minutes
+    run peer_ops timeout 120 python3 benchmarks/cuda/peer_ops.py  # last: compiling FLA's kernels can take minutes
     [ -z "$failed" ] || echo "failed:$failed"
     [ -z "$failed" ]
 }

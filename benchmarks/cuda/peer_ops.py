@@ -82,20 +82,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="file for one JSON object a line")
     out = parser.parse_args().json
-    lines = []
-    for name, make in (("KDA of FLA", kda), ("causal attention of PyTorch", attention)):
+    file = open(out, "w") if out else None
+    for name, make in (("causal attention of PyTorch", attention), ("KDA of FLA", kda)):
         try:
             forward, both = forward_and_backward(*make())
             for part, run in (("forward", forward), ("forward + backward", both)):
-                lines.append({"name": f"{name}, {part}, eager", "ms": median_ms(run)})
-                lines.append({"name": f"{name}, {part}, in a graph", "ms": median_ms(in_graph(run))})
+                for way, call in (("eager", lambda: run), ("in a graph", lambda: in_graph(run))):
+                    line = {"name": f"{name}, {part}, {way}", "ms": median_ms(call())}
+                    print(f"{line['name']:<60} {line['ms']:9.4f} ms", flush=True)
+                    if file:
+                        print(json.dumps(line), file=file, flush=True)
         except Exception as error:  # a package or a kernel that is not there is not a failure of ours
-            print(f"{name}: not measured: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
-    for line in lines:
-        print(f"{line['name']:<60} {line['ms']:9.4f} ms", flush=True)
-    if out:
-        with open(out, "w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            print(f"{name}: not measured: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
 
 
 if __name__ == "__main__":
