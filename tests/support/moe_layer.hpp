@@ -2,6 +2,7 @@
 // Stable LatentMoE with everything it reads and writes, for tests.
 
 #include "kimik3/layers/latent_moe.hpp"
+#include "kimik3/ops/cpu/add.hpp"
 #include "kimik3/ops/cpu/expert_dispatch.hpp"
 #include "kimik3/ops/cpu/expert_products.hpp"
 #include "kimik3/ops/cpu/quantile_balance.hpp"

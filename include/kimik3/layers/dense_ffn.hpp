@@ -45,13 +45,13 @@ struct GatedFfn {
         }
     };
 
-    /// y = residual, where there is one, + the layer of x. residual may be y.
+    /// y = or += the layer of x; or y = residual + the layer of x.
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
-                        MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
+                        MatrixView<T> y, Add add, Saved& s, MatrixView<const T> residual = {}) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
         // (SITU-3)
-        linear_forward(ctx, s.hidden, p.down_proj, residual, y);
+        linear_forward(ctx, s.hidden, p.down_proj, add == Add::yes ? MatrixView<const T>(y) : residual, y);
     }
 
     /// dx is overwritten, or added to; s is used up.
@@ -87,7 +87,7 @@ struct DenseFfnLayer {
 
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, MatrixView<const T> residual = {}) {
-        Ffn::forward(ctx, betas_of(c), p, x, residual, y, s);
+        Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s, residual);
     }
 
     /// Whether there is a step.

@@ -113,7 +113,7 @@ struct LatentMoeLayer {
         if (normed(c)) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
         if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, residual, y);
         else if (residual.rows > 0) add_to(ctx, residual, y);
-        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, y, s.shared);
+        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, Add::yes, s.shared);
     }
 
     /// Whether there is a step.
