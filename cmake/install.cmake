@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 set(destination ${CMAKE_INSTALL_LIBDIR}/cmake/kimik3)
 install(DIRECTORY include/kimik3 DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(TARGETS kimik3 EXPORT kimik3_core)
+install(TARGETS kimik3 EXPORT kimik3_core INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT kimik3_core NAMESPACE kimik3:: FILE kimik3_core.cmake DESTINATION ${destination})
 if(KIMIK3_IO)
     install(TARGETS kimik3_io EXPORT kimik3_io)

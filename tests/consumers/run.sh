@@ -16,7 +16,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 if [ "$way" = find_package ]; then
     cmake -S "$source" -B "$scratch/library" -DKIMIK3_BUILD_TESTS=OFF -DKIMIK3_BUILD_EXAMPLES=OFF \
-          -DKIMIK3_BUILD_BENCHMARKS=OFF -DKIMIK3_CUDA=$cuda > /dev/null
+          -DKIMIK3_BUILD_BENCHMARKS=OFF -DKIMIK3_CUDA=$cuda -DCMAKE_INSTALL_INCLUDEDIR=include/apart > /dev/null
     cmake --install "$scratch/library" --prefix "$scratch/first" > /dev/null
     mv "$scratch/first" "$scratch/prefix"  # an installed tree may move
 fi
