@@ -1,8 +1,8 @@
 #!/bin/bash
 # consumers/run.sh WAY SOURCE EIGEN_INCLUDE [NVCC]
 # Configures, builds, runs and installs the project in this folder, which takes kimik3 in the way WAY: find_package
-# (from a temporary prefix), add_subdirectory, fetch_content, or own_dependencies; with cuda_ before it, the project has
-# CUDA among its languages and takes kimik3::cuda too.
+# (from a temporary prefix), add_subdirectory, fetch_content, own_dependencies, or core (add_subdirectory without
+# nlohmann_json and PCRE2); with cuda_ before it, the project has CUDA among its languages and takes kimik3::cuda too.
 set -e
 way=${1#cuda_} source=$2 eigen=$3 nvcc=$4 cuda=OFF
 if [ "$1" != "$way" ]; then
@@ -19,6 +19,10 @@ if [ "$way" = find_package ]; then
           -DKIMIK3_BUILD_BENCHMARKS=OFF -DKIMIK3_CUDA=$cuda -DCMAKE_INSTALL_INCLUDEDIR=include/apart > /dev/null
     cmake --install "$scratch/library" --prefix "$scratch/first" > /dev/null
     mv "$scratch/first" "$scratch/prefix"  # an installed tree may move
+fi
+if [ "$way" = core ] && ! cmake -S "$source" -B "$scratch/whole" -DKIMIK3_IO=OFF 2>&1 | grep "without KIMIK3_IO set"; then
+    echo "without KIMIK3_IO no sentence says what else to leave out"
+    exit 1
 fi
 cmake -S "$here" -B "$scratch/build" -DWAY="$way" -DWITH_CUDA=$cuda -DKIMIK3_SOURCE="$source" -DEIGEN_INCLUDE="$eigen" \
       -DCMAKE_PREFIX_PATH="$scratch/prefix" --no-warn-unused-cli > /dev/null
