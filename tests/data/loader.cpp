@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "support/refusal.hpp"
+
 namespace fs = std::filesystem;
 using kimik3::Batch;
 using kimik3::Index;
@@ -11,6 +13,7 @@ using kimik3::Order;
 using kimik3::Shard;
 using kimik3::TokenLoader;
 using kimik3::TokenWindows;
+using kimik3::test::refusal;
 using Ids = std::vector<std::int32_t>;
 
 namespace {
@@ -44,16 +47,6 @@ std::vector<Ids> take(TokenLoader& from, Index batches) {
     return taken;
 }
 
-template <class Action>
-std::string reason(Action action) {
-    try {
-        action();
-    } catch (const kimik3::Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
-
 const std::vector<int> sizes{33, 5, 40, 8, 9, 100};  // windows of 8: 4, 0, 4, 0, 1, 12 = 21
 
 }  // namespace
@@ -73,7 +66,7 @@ BOOST_AUTO_TEST_CASE(b54_batches_of_2_x_8_in_a_shard) {
             BOOST_TEST(shard.state().epoch == 1);
         }
     }
-    BOOST_TEST(reason([] { loader({16}, 2, 8, Order::sequential); }) ==
+    BOOST_TEST(refusal([] { loader({16}, 2, 8, Order::sequential); }) ==
                "a batch of 2 x 8 tokens needs 2 windows, the shards hold 1");
 }
 
@@ -171,7 +164,7 @@ BOOST_AUTO_TEST_CASE(a_position_of_other_data_is_refused) {
     TokenLoader here = loader({33, 40}, 2, 8, Order::shuffled);
     const kimik3::LoaderState before = here.state();
     const auto refused = [&](TokenLoader&& other, std::string_view sentence) {
-        BOOST_TEST(reason([&] { here.restore(other.state()); }).find(sentence) != std::string::npos);
+        BOOST_TEST(refusal([&] { here.restore(other.state()); }).find(sentence) != std::string::npos);
     };
     refused(loader({33, 41}, 2, 8, Order::shuffled), "another list of shards");
     refused(loader({33}, 2, 8, Order::shuffled), "another list of shards");
@@ -186,7 +179,7 @@ BOOST_AUTO_TEST_CASE(a_position_of_other_data_is_refused) {
         kimik3::LoaderState broken = before;
         broken.epoch = epoch;
         broken.window = window;
-        BOOST_TEST(reason([&] { here.restore(broken); }).find("is not one of 8 windows") != std::string::npos);
+        BOOST_TEST(refusal([&] { here.restore(broken); }).find("is not one of 8 windows") != std::string::npos);
     }
     BOOST_TEST((here.state() == before));
 }
@@ -237,9 +230,9 @@ BOOST_AUTO_TEST_CASE(evaluation_reads_the_first_windows_where_no_more_are_wanted
 }
 
 BOOST_AUTO_TEST_CASE(sizes_that_make_no_sense_are_refused) {
-    BOOST_TEST(reason([] { loader({33}, 0, 8, Order::sequential); }) == "a batch has at least one window, not 0");
-    BOOST_TEST(reason([] { loader({33}, 1, 0, Order::sequential); }) == "a window has at least one token, not 0");
-    BOOST_TEST(reason([] { loader({8, 3}, 1, 8, Order::sequential); }) ==
+    BOOST_TEST(refusal([] { loader({33}, 0, 8, Order::sequential); }) == "a batch has at least one window, not 0");
+    BOOST_TEST(refusal([] { loader({33}, 1, 0, Order::sequential); }) == "a window has at least one token, not 0");
+    BOOST_TEST(refusal([] { loader({8, 3}, 1, 8, Order::sequential); }) ==
                "0: a window of 8 tokens needs a shard of more, for its targets; here are 11 tokens in 2 shards");
     BOOST_CHECK_THROW(loader({}, 1, 8, Order::sequential), kimik3::Error);
     BOOST_CHECK_THROW(loader({33}, 1, (std::numeric_limits<Index>::max)(), Order::sequential), kimik3::Error);

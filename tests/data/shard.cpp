@@ -2,11 +2,13 @@
 
 #include <boost/test/unit_test.hpp>
 #include <fstream>
-#include <functional>
 #include <set>
+
+#include "support/refusal.hpp"
 
 namespace fs = std::filesystem;
 using kimik3::Index;
+using kimik3::test::refusal;
 using Ids = std::vector<std::int32_t>;
 
 namespace {
@@ -42,15 +44,6 @@ void write_raw(const fs::path& path, std::vector<std::int32_t> header, const std
     std::ofstream file(path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(header.data()), 1024);
     file.write(reinterpret_cast<const char*>(words.data()), static_cast<std::streamsize>(words.size() * sizeof(Word)));
-}
-
-std::string reason(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const kimik3::Error& error) {
-        return error.what();
-    }
-    return "no error";
 }
 
 }  // namespace
@@ -102,7 +95,7 @@ BOOST_AUTO_TEST_CASE(b54_every_fault_is_a_distinct_error_naming_file_and_byte) {
     const fs::path file = *this / "bad.bin";
     std::set<std::string> sentences;
     const auto refused = [&](std::string_view byte, std::string_view sentence, Index vocabulary = 100) {
-        const std::string text = reason([&] { read_all({file, vocabulary}); });
+        const std::string text = refusal([&] { read_all({file, vocabulary}); });
         BOOST_TEST(text.starts_with(fmt::format("{}: byte {}: ", file.string(), byte)), text);
         BOOST_TEST(text.find(sentence) != std::string::npos, text);
         BOOST_TEST(sentences.insert(std::string(sentence)).second);
@@ -149,14 +142,14 @@ BOOST_AUTO_TEST_CASE(b59_a_shard_that_shrinks_after_it_was_opened_is_an_error_an
     write_ids(*this / "s.bin", Ids(10000, 1), 10);
     const kimik3::Shard shard(*this / "s.bin", 10);
     fs::resize_file(*this / "s.bin", 1024 + 8192);
-    BOOST_TEST(reason([&] { read_all(shard); }).find("byte 9216: the file ends here") != std::string::npos);
+    BOOST_TEST(refusal([&] { read_all(shard); }).find("byte 9216: the file ends here") != std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(b54_the_writer_refuses_an_id_that_does_not_fit_and_leaves_the_old_shard) {
     write_ids(*this / "s.bin", {1, 2, 3}, 65536);
     const std::string before = bytes_of(*this / "s.bin");
     const auto refused = [&](std::int32_t id, Index vocabulary, int byte) {
-        BOOST_TEST(reason([&] { write_ids(*this / "s.bin", {4, id}, vocabulary); }) ==
+        BOOST_TEST(refusal([&] { write_ids(*this / "s.bin", {4, id}, vocabulary); }) ==
                    fmt::format("{}: byte {}: id {} is not below the vocabulary of {}", (*this / "s.bin").string(), byte,
                                id, vocabulary));
         BOOST_TEST(bytes_of(*this / "s.bin") == before);
@@ -174,8 +167,8 @@ BOOST_AUTO_TEST_CASE(b54_the_writer_refuses_an_id_that_does_not_fit_and_leaves_t
 
 BOOST_AUTO_TEST_CASE(ids_in_memory_obey_the_same_law) {
     BOOST_TEST(read_all({"m", {3, 1, 2}, 4}) == Ids({3, 1, 2}), boost::test_tools::per_element());
-    BOOST_TEST(reason([] { kimik3::Shard("m", {3, 4}, 4); }) == "m: token 1: id 4 is not below the vocabulary of 4");
-    BOOST_TEST(reason([] { kimik3::Shard("m", {-1}, 4); }) == "m: token 0: id -1 is not below the vocabulary of 4");
+    BOOST_TEST(refusal([] { kimik3::Shard("m", {3, 4}, 4); }) == "m: token 1: id 4 is not below the vocabulary of 4");
+    BOOST_TEST(refusal([] { kimik3::Shard("m", {-1}, 4); }) == "m: token 0: id -1 is not below the vocabulary of 4");
 }
 
 BOOST_AUTO_TEST_CASE(the_shards_of_a_split_are_listed_by_name) {
@@ -190,8 +183,8 @@ BOOST_AUTO_TEST_CASE(the_shards_of_a_split_are_listed_by_name) {
     };
     BOOST_TEST(names("train") == "train_000000.bin train_000001.bin ");
     BOOST_TEST(names("val") == "tiny_shakespeare_val.bin val_000000.bin ");
-    BOOST_TEST(reason([&] { names("test"); }) == fmt::format("{}: no shard test_*.bin in the folder", path.string()));
-    const std::string absent = reason([&] { kimik3::list_shards(*this / "absent", "train"); });
+    BOOST_TEST(refusal([&] { names("test"); }) == fmt::format("{}: no shard test_*.bin in the folder", path.string()));
+    const std::string absent = refusal([&] { kimik3::list_shards(*this / "absent", "train"); });
     BOOST_TEST(absent.find("cannot list the folder") != std::string::npos);
 }
 

@@ -1,9 +1,11 @@
 #include "kimik3/generate/sampler.hpp"
 
 #include <boost/test/unit_test.hpp>
-#include <functional>
+
+#include "support/refusal.hpp"
 
 using namespace kimik3;
+using namespace kimik3::test;
 
 namespace {
 
@@ -63,17 +65,6 @@ std::vector<double> random_logits(std::size_t count, std::uint64_t seed) {
     return logits;
 }
 
-std::string reason(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
-
-bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(sampler)
@@ -104,16 +95,16 @@ BOOST_AUTO_TEST_CASE(b63_tiny_temperatures_are_greedy_without_nan) {
 }
 
 BOOST_AUTO_TEST_CASE(b63_options_out_of_range_are_refused_in_a_sentence) {
-    const auto why = [](SamplingOptions options) { return reason([&] { Sampler{options}; }); };
+    const auto why = [](SamplingOptions options) { return refusal([&] { Sampler{options}; }); };
     for (const double bad : {-1.0, not_a_number, infinity}) {
         const std::string rule = fmt::format("temperature is finite and 0 (greedy) or more, got {}", bad);
-        BOOST_TEST(mentions(why({.temperature = bad}), rule));
+        BOOST_TEST(contains(why({.temperature = bad}), rule));
     }
-    BOOST_TEST(mentions(why({.top_k = -1}), "top_k"));
-    for (const double bad : {0.0, -0.5, 1.5, not_a_number}) BOOST_TEST(mentions(why({.top_p = bad}), "top_p"));
-    for (const double bad : {-0.5, 1.5, not_a_number}) BOOST_TEST(mentions(why({.min_p = bad}), "min_p"));
+    BOOST_TEST(contains(why({.top_k = -1}), "top_k"));
+    for (const double bad : {0.0, -0.5, 1.5, not_a_number}) BOOST_TEST(contains(why({.top_p = bad}), "top_p"));
+    for (const double bad : {-0.5, 1.5, not_a_number}) BOOST_TEST(contains(why({.min_p = bad}), "min_p"));
     for (const double bad : {0.0, -1.0, infinity, not_a_number}) {
-        BOOST_TEST(mentions(why({.repetition_penalty = bad}), "repetition_penalty"));
+        BOOST_TEST(contains(why({.repetition_penalty = bad}), "repetition_penalty"));
     }
 }
 
@@ -126,13 +117,13 @@ BOOST_AUTO_TEST_CASE(b65_broken_logits_are_an_error_that_names_what_and_where) {
                 for (const double bad : {not_a_number, infinity}) {
                     std::vector<double> logits = {1, 2, 3, 4, 5};
                     logits[place] = bad;
-                    const std::string text = reason([&] { once(options, logits); });
-                    BOOST_TEST(mentions(text, fmt::format("the logit of token {} of 5 is {}", place, bad)), text);
+                    const std::string text = refusal([&] { once(options, logits); });
+                    BOOST_TEST(contains(text, fmt::format("the logit of token {} of 5 is {}", place, bad)), text);
                 }
             }
-            BOOST_TEST(mentions(reason([&] { once(options, {not_a_number, not_a_number}); }), "token 0 of 2 is nan"));
-            BOOST_TEST(mentions(reason([&] { once(options, {-infinity, -infinity}); }), "none of the 2 logits"));
-            BOOST_TEST(mentions(reason([&] { once(options, {}); }), "none of the 0 logits"));
+            BOOST_TEST(contains(refusal([&] { once(options, {not_a_number, not_a_number}); }), "token 0 of 2 is nan"));
+            BOOST_TEST(contains(refusal([&] { once(options, {-infinity, -infinity}); }), "none of the 2 logits"));
+            BOOST_TEST(contains(refusal([&] { once(options, {}); }), "none of the 0 logits"));
             BOOST_TEST(once(options, {-infinity, -infinity, -7, -infinity}) == 2);
         }
     }
@@ -228,8 +219,8 @@ BOOST_AUTO_TEST_CASE(the_repetition_penalty_weakens_each_seen_token_once_and_bef
     BOOST_TEST(once({.temperature = 0.0, .repetition_penalty = 3.0}, {2.0, 1.0}, {0}) == 1);
     BOOST_TEST(once({.temperature = 0.0, .repetition_penalty = 3.0}, {-infinity, -5.0}, {0, 1}) == 1);
     for (const std::int32_t bad : {-1, 2, (std::numeric_limits<std::int32_t>::max)()}) {
-        const std::string text = reason([&] { once({.repetition_penalty = 1.1}, {2.0, 1.0}, {0, bad}); });
-        BOOST_TEST(mentions(text, fmt::format("below 2, got {}", bad)), text);
+        const std::string text = refusal([&] { once({.repetition_penalty = 1.1}, {2.0, 1.0}, {0, bad}); });
+        BOOST_TEST(contains(text, fmt::format("below 2, got {}", bad)), text);
     }
     // A penalty that takes the only logit out of the finite numbers.
     BOOST_CHECK_THROW(once({.repetition_penalty = 1e300}, {-1e300}, {0}), Error);

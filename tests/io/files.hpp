@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "kimik3/core/error.hpp"
+#include "support/refusal.hpp"
 
 namespace kimik3::test {
 
@@ -47,19 +47,6 @@ inline std::string get(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
-
-/// The sentence with which body refuses, or "accepted".
-template <class Body>
-std::string refusal(Body&& body) {
-    try {
-        body();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "accepted";
-}
-
-inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
 }  // namespace kimik3::test
 

@@ -6,11 +6,6 @@ programs=$(realpath "${1:?the folder of the programs}") || exit 77
 [ -x "$programs/kimik3-train" ] && [ -x "$programs/kimik3-generate" ] && [ -x "$programs/kimik3-prepare" ] || exit 77
 program=$programs/kimik3-train
 source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 rows() { cut -d, -f1-6 "$1/metrics.csv"; }  # all but the speed
 same_run() { equal "$(rows "$1")" "$(rows "$2")" && diff -r "$1/$3" "$2/$3"; }
 about() { awk -v a="$1" -v b="$2" 'BEGIN { d = a / b - 1; exit !(d < 1e-2 && d > -1e-2) }'; }

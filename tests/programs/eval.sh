@@ -5,11 +5,6 @@ programs=$(realpath "${1:?the folder of the programs}") || exit 77
 [ -x "$programs/kimik3-eval" ] && [ -x "$programs/kimik3-train" ] || exit 77
 program=$programs/kimik3-eval
 source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 number() { sed -n "s/.*\"$1\": \([-0-9.e]*\),\{0,1\}$/\1/p" stdout | head -1; }
 close() { awk -v a="$1" -v b="$2" 'BEGIN { d = a - b; exit !(a != "" && b != "" && d < 1e-5 && d > -1e-5) }'; }
 

@@ -5,11 +5,6 @@ programs=$(realpath "${1:?the folder of the programs}") || exit 77
 [ -x "$programs/kimik3-generate" ] && [ -x "$programs/kimik3-train" ] || exit 77
 program=$programs/kimik3-generate
 source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 given() { # given <arguments...>: the text that the run generates
     timeout 60 "$programs/kimik3-generate" --checkpoint run --threads 1 --quiet "$@" </dev/null
 }

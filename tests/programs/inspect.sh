@@ -5,11 +5,6 @@ programs=$(realpath "${1:?the folder of the programs}") || exit 77
 [ -x "$programs/kimik3-inspect" ] && [ -x "$programs/kimik3-train" ] || exit 77
 program=$programs/kimik3-inspect
 source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 part() { # part <page> <from> <to>: the data between two keys
     grep -o "\"$2\":.*\"$3\":" "$1"
 }

@@ -6,29 +6,7 @@ program=${1:?the program or its folder}
 [ -x "$program" ] || exit 77
 program=$(realpath "$program")
 seeds=$(dirname "$(realpath "$0")")/../fuzz/seeds/gguf
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-
-failed=0
-law() { # law <sentence> <command...>: the command holds
-    local sentence=$1
-    shift
-    if ! "$@"; then
-        echo "broken: $sentence"
-        failed=1
-    fi
-}
-ends() { # ends <code> <text in stdout or stderr> <arguments...>: the program ends so
-    local code=$1 text=$2
-    shift 2
-    "$program" "$@" >stdout 2>stderr </dev/null
-    local got=$?
-    [ $got = "$code" ] && grep -qF -- "$text" stdout stderr && return 0
-    echo "exit $got instead of $code, or no '$text', of: $*"
-    cat stdout stderr
-    return 1
-}
+source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
 ids() { # the ids of a uint16 shard
     od -An -v -t u2 -w2 -j 1024 "$1" | tr -d ' ' | tr '\n' ' '
 }
@@ -36,11 +14,6 @@ header() { # the first three numbers of a shard
     od -An -t d4 -N 12 "$1" | xargs
 }
 absent() { [ ! -e "$1" ]; }
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 
 # text: files, separators, the validation split
 printf 'ab\n' >a.txt

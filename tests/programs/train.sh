@@ -6,11 +6,6 @@ programs=$(realpath "${1:?the folder of the programs}") || exit 77
 program=$programs/kimik3-train
 source "$(dirname "$(realpath "$0")")/../support/program_laws.sh"
 absent() { [ ! -e "$1" ]; }
-equal() {
-    [ "$1" = "$2" ] && return 0
-    echo "'$1' is not '$2'"
-    return 1
-}
 rows() { cut -d, -f1-6 "$1/metrics.csv"; }  # all but the speed
 same_run() { # same_run <run> <run> <checkpoint>
     equal "$(rows "$1")" "$(rows "$2")" && cmp "$1/expert_load.csv" "$2/expert_load.csv" && diff -r "$1/$3" "$2/$3" && diff -r "$1/best" "$2/best"

@@ -22,3 +22,8 @@ ends() { # ends <code> <text in stdout or stderr> <arguments...>: the program en
     cat stdout stderr
     return 1
 }
+equal() { # equal <got> <wanted>
+    [ "$1" = "$2" ] && return 0
+    echo "'$1' is not '$2'"
+    return 1
+}

@@ -2,6 +2,7 @@
 
 #include <boost/test/unit_test.hpp>
 
+#include "support/refusal.hpp"
 #include "text/tiny_vocabulary.hpp"
 
 using namespace kimik3;
@@ -114,14 +115,7 @@ BOOST_AUTO_TEST_CASE(a_folder_with_a_tokenizer_json_is_loaded) {
 }
 
 BOOST_AUTO_TEST_CASE(malformed_rank_files_are_refused_with_the_line) {
-    const auto sentence = [](std::string_view text) -> std::string {
-        try {
-            parse_tiktoken(text);
-        } catch (const Error& error) {
-            return error.what();
-        }
-        return "accepted";
-    };
+    const auto sentence = [](std::string_view text) { return refusal([&] { parse_tiktoken(text); }); };
     BOOST_TEST(sentence("YQ== 0\nYg== 1\n") == "accepted");
     BOOST_TEST(sentence("") == "the rank file holds no token");
     BOOST_TEST(sentence("YQ== 0\nYg==\n") == "line 2 of the rank file is not \"base64 rank\": 'Yg=='");

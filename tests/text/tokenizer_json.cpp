@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "support/german_numbers.hpp"
+#include "support/refusal.hpp"
 #include "text/tiny_vocabulary.hpp"
 
 using namespace kimik3;
@@ -21,12 +22,7 @@ template <class Change>
 std::string sentence(Change change) {
     Json file = tiny_json();
     change(file);
-    try {
-        Tokenizer(parse_tokenizer_json(file.dump()));
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "accepted";
+    return refusal([&] { Tokenizer(parse_tokenizer_json(file.dump())); });
 }
 
 void require_equal(const Tokenizer& a, const Tokenizer& b) {

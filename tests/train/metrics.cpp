@@ -2,12 +2,14 @@
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <locale>
 
+#include "support/refusal.hpp"
+
 namespace fs = std::filesystem;
 using namespace kimik3;
+using namespace kimik3::test;
 
 namespace {
 
@@ -26,15 +28,6 @@ std::string text_of(const fs::path& path) {
 }
 
 void add(MetricsFile& file, Index step, std::vector<std::optional<double>> values) { file.write(step, values); }
-
-std::string reason(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
 
 }  // namespace
 
@@ -79,11 +72,11 @@ BOOST_AUTO_TEST_CASE(a_row_that_was_cut_off_is_dropped) {
 BOOST_AUTO_TEST_CASE(other_columns_and_other_files_are_refused_and_left_alone) {
     const std::string other = "step,loss\n0,5\n";
     write_text(*this / "m.csv", other);
-    const std::string columns = reason([&] { MetricsFile(*this / "m.csv", {"loss", "lr"}, 1); });
+    const std::string columns = refusal([&] { MetricsFile(*this / "m.csv", {"loss", "lr"}, 1); });
     BOOST_TEST(columns.find("'step,loss,lr'") != std::string::npos, columns);
     BOOST_TEST(text_of(*this / "m.csv") == other);
     write_text(*this / "t.csv", "step,loss\nhello\n");
-    BOOST_TEST(reason([&] { MetricsFile(*this / "t.csv", {"loss"}, 1); }).find("'hello'") != std::string::npos);
+    BOOST_TEST(refusal([&] { MetricsFile(*this / "t.csv", {"loss"}, 1); }).find("'hello'") != std::string::npos);
     BOOST_CHECK_THROW(MetricsFile(*this / "no folder" / "m.csv", {"loss"}, 0), Error);
     BOOST_CHECK_THROW(MetricsFile(path, {"loss"}, 0), Error);
     BOOST_CHECK_THROW(MetricsFile(*this / "c.csv", {"a,b"}, 0), Error);
@@ -117,9 +110,9 @@ BOOST_AUTO_TEST_CASE(a_log_that_is_not_one_is_refused_and_a_cut_off_row_is_left_
     write_text(*this / "m.csv", "");
     BOOST_CHECK_EQUAL(read_metrics(*this / "m.csv").rows(), 0);
     write_text(*this / "m.csv", "step,loss\n0,5,6\n");
-    BOOST_TEST(reason([&] { read_metrics(*this / "m.csv"); }).find("a row of 3 cells: '0,5,6") != std::string::npos);
+    BOOST_TEST(refusal([&] { read_metrics(*this / "m.csv"); }).find("a row of 3 cells: '0,5,6") != std::string::npos);
     write_text(*this / "m.csv", "step,loss\n0,fast\n");
-    BOOST_TEST(reason([&] { read_metrics(*this / "m.csv"); }).find("'fast'") != std::string::npos);
+    BOOST_TEST(refusal([&] { read_metrics(*this / "m.csv"); }).find("'fast'") != std::string::npos);
     BOOST_CHECK_THROW(read_metrics(*this / "none.csv"), Error);
 }
 

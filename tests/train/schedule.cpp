@@ -1,26 +1,17 @@
 #include "kimik3/train/schedule.hpp"
 
 #include <boost/test/unit_test.hpp>
-#include <functional>
 #include <limits>
 
+#include "support/refusal.hpp"
+
 using namespace kimik3;
+using namespace kimik3::test;
 
 namespace {
 
 using enum ScheduleKind;
 constexpr ScheduleKind kinds[] = {constant, linear, cosine, wsd};
-
-std::string reason(const std::function<void()>& action) {
-    try {
-        action();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
-
-bool mentions(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -77,24 +68,24 @@ BOOST_AUTO_TEST_CASE(each_schedule_goes_its_way) {
 
 BOOST_AUTO_TEST_CASE(nonsense_is_refused_in_a_sentence) {
     constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
-    const auto why = [](ScheduleOptions options) { return reason([&] { Schedule{options}; }); };
+    const auto why = [](ScheduleOptions options) { return refusal([&] { Schedule{options}; }); };
     for (const double lr : {0.0, -1e-3, not_a_number, std::numeric_limits<double>::infinity()}) {
-        BOOST_TEST(mentions(why({.max_lr = lr}), "highest learning rate"));
+        BOOST_TEST(contains(why({.max_lr = lr}), "highest learning rate"));
     }
     for (const double ratio : {-0.1, 1.1, not_a_number}) {
-        BOOST_TEST(mentions(why({.min_ratio = ratio}), "lowest learning rate"));
+        BOOST_TEST(contains(why({.min_ratio = ratio}), "lowest learning rate"));
     }
-    BOOST_TEST(mentions(why({.total_steps = 0}), "1 step or more, got 0"));
-    BOOST_TEST(mentions(why({.warmup_steps = 11, .total_steps = 10}), "0 to 10 steps, all there are, got 11"));
-    BOOST_TEST(mentions(why({.warmup_steps = -1, .total_steps = 10}), "got -1"));
-    BOOST_TEST(mentions(why({wsd, 1e-3, 0.1, 3, 10, 8}), "wsd lies in 0 to 7, got 8"));
-    BOOST_TEST(mentions(why({cosine, 1e-3, 0.1, 3, 10, 1}), "cosine lies in 0 to 0, got 1"));
+    BOOST_TEST(contains(why({.total_steps = 0}), "1 step or more, got 0"));
+    BOOST_TEST(contains(why({.warmup_steps = 11, .total_steps = 10}), "0 to 10 steps, all there are, got 11"));
+    BOOST_TEST(contains(why({.warmup_steps = -1, .total_steps = 10}), "got -1"));
+    BOOST_TEST(contains(why({wsd, 1e-3, 0.1, 3, 10, 8}), "wsd lies in 0 to 7, got 8"));
+    BOOST_TEST(contains(why({cosine, 1e-3, 0.1, 3, 10, 1}), "cosine lies in 0 to 0, got 1"));
     BOOST_CHECK_THROW(Schedule(ScheduleOptions{}).lr(-1), Error);
 }
 
 BOOST_AUTO_TEST_CASE(names_are_read_and_unknown_ones_are_answered_with_the_list) {
     for (const ScheduleKind kind : kinds) BOOST_TEST((schedule_from_name(name_of(kind)) == kind));
-    BOOST_TEST(reason([] { schedule_from_name("cosinus"); }) ==
+    BOOST_TEST(refusal([] { schedule_from_name("cosinus"); }) ==
                "a schedule is one of constant, linear, cosine, wsd; got 'cosinus'");
 }
 
