@@ -31,7 +31,6 @@ inline void catch_interruption() {
 class Stopwatch {
 public:
     double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-    void restart() { start_ = std::chrono::steady_clock::now(); }
 
 private:
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();

@@ -1,7 +1,6 @@
 #pragma once
 // A walk over all fields of ModelConfig, each changed to another legal value, for the laws that no field is lost.
 
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -27,7 +27,7 @@ inline constexpr ModelConfig tiny{
     .moe_intermediate_size = 80, .moe_latent_size = 64,
 };
 
-/// 12M parameters: the size of the benchmarks.
+/// 12.7M parameters: the size of the benchmarks.
 inline constexpr ModelConfig small{
     .vocab_size = 4096, .hidden_size = 256, .num_layers = 9, .layer_types = "KKKM KKKM M",
     .kda_heads = 4, .kda_head_dim = 64, .kda_gate_rank = 64,

@@ -2,7 +2,6 @@
 // Number formats: bf16 and f16 as 2-byte storage types, and the run-time tag that files use.
 
 #include <bit>
-#include <string_view>
 #include <type_traits>
 
 #include "kimik3/core/error.hpp"

@@ -11,7 +11,6 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cmath>
 #include <type_traits>
-#include <utility>
 
 #include "kimik3/core/dtype.hpp"
 

@@ -3,7 +3,6 @@
 // depends on the seed and the name alone: not on the backend, the number of threads or the tensors beside it.
 
 #include <cmath>
-#include <numbers>
 #include <vector>
 
 #include "kimik3/core/rng.hpp"

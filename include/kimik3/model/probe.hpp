@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <numbers>
-#include <utility>
 
 #include "kimik3/model/kimi_k3.hpp"
 #include "kimik3/ops/decay_gate.hpp"

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "kimik3/core/error.hpp"
 #include "kimik3/text/ascii_automaton.hpp"

@@ -3,7 +3,6 @@
 // here is refused by name. Truncation and padding are not carried out, and the post-processor (which adds tokens around
 // a text) is kept in the file but not run: ids are those of `tokenizers` with add_special_tokens=False.
 
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 

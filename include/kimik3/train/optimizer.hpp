@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "kimik3/ops/adamw.hpp"
 #include "kimik3/ops/gradient_norm.hpp"

@@ -2,7 +2,6 @@
 // Which rule steps which parameter: the report of an optimizer's groups, and their only source. Muon takes the matrices
 // whose FieldRule names blocks, AdamW every other trained tensor.
 
-#include <algorithm>
 #include <string_view>
 
 #include "kimik3/core/error.hpp"

@@ -5,7 +5,6 @@
 // the model's weights, the optimizer's state and TrainingPosition, so a saved run goes on bit for bit.
 
 #include <limits>
-#include <optional>
 
 #include "kimik3/data/loader.hpp"
 #include "kimik3/model/kimi_k3.hpp"

@@ -2,7 +2,6 @@
 // One token of one head of KDA on one thread, and what the KDA operations share: places of heads.
 
 #include <algorithm>
-#include <cmath>
 
 #include "kimik3/backend/cpu.hpp"
 #include "kimik3/ops/cpu/carried.hpp"
