@@ -5,76 +5,30 @@
 
 #include <benchmark/benchmark.h>
 
-#include <chrono>
-
 #include "kimik3/config/presets.hpp"
-#include "kimik3/core/rng.hpp"
 #include "kimik3/ops/cpu/attn_res.hpp"
 #include "kimik3/ops/cpu/causal_attention.hpp"
 #include "kimik3/ops/cpu/cross_entropy.hpp"
 #include "kimik3/ops/cpu/latent_attention.hpp"
-#include "kimik3/tensor/arena.hpp"
+#include "support.hpp"
 
 namespace {
 
 using namespace kimik3;
+using bench::context, bench::Numbers;
 
 constexpr MlaHeads heads{presets::small.mla_heads, presets::small.qk_nope_head_dim, presets::small.qk_rope_head_dim,
                          presets::small.v_head_dim};
 constexpr Index width = presets::small.hidden_size, latent = presets::small.kv_lora_rank,
                 vocab = presets::small.vocab_size;
 
-const Context<Cpu>& context() {
-    static const Context<Cpu> ctx;
-    return ctx;
-}
-
-/// A matrix of its own, filled with numbers about 1 in size.
-struct Numbers {
-    Buffer<float> memory;
-    MatrixView<float> view;
-
-    Numbers(Index rows, Index cols, std::uint64_t seed = 1) : memory(rows * cols), view(memory.data(), rows, cols) {
-        Philox numbers(seed);
-        for (float& value : memory) value = static_cast<float>(2.0 * numbers.uniform() - 1.0);
-    }
-    operator MatrixView<const float>() const { return view; }
-    VectorView<float> vector() const { return memory.view(); }
-};
-
-/// The best of several runs, in units of work a second.
-template <class Run>
-double best_rate(double work, Run&& run) {
-    double best = 0.0;
-    for (int repeat = 0; repeat < 9; ++repeat) {
-        const auto start = std::chrono::steady_clock::now();
-        run();
-        best = std::max(best, work / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
-    return best;
-}
-
 double product_rate() {
-    static const double rate = [] {
-        const Numbers a(2048, 256), b(256, 256), c(2048, 256);
-        return best_rate(2.0 * 2048 * 256 * 256, [&] { matmul_nt(context(), a, b, c.view, Add::no); });
-    }();
+    static const double rate = bench::product_rate(2048, 256, 256);
     return rate;
 }
 
-/// Bytes a second of a sum over 256 megabytes on all threads.
 double read_rate() {
-    static const double rate = [] {
-        const Numbers m(1024, 65536), sums(1024, 1);
-        return best_rate(4.0 * 1024 * 65536, [&] {
-            context().parallel(1024, 1, [&](Index first, Index last) {
-                for (Index n = first; n < last; ++n) {
-                    const float* row = m.view.row(n);
-                    sums.view(n, 0) = detail::sum_lanes<float>(65536, [&](auto at) { return at.load(row); });
-                }
-            });
-        });
-    }();
+    static const double rate = bench::read_rate(4.0 * 1024 * 65536);
     return rate;
 }
 

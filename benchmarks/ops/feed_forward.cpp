@@ -4,10 +4,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include <chrono>
-
 #include "kimik3/config/presets.hpp"
-#include "kimik3/core/rng.hpp"
 #include "kimik3/layers/latent_moe.hpp"
 #include "kimik3/model/parameter_layout.hpp"
 #include "kimik3/ops/cpu/expert_dispatch.hpp"
@@ -15,52 +12,17 @@
 #include "kimik3/ops/cpu/quantile_balance.hpp"
 #include "kimik3/ops/cpu/rms_norm.hpp"
 #include "kimik3/ops/cpu/router.hpp"
+#include "support.hpp"
 
 namespace {
 
 using namespace kimik3;
+using bench::context, bench::Numbers;
 
 const ModelConfig& config = presets::small;
 
-const Context<Cpu>& context() {
-    static const Context<Cpu> ctx;
-    return ctx;
-}
-
-/// A matrix of its own, filled with numbers about 1 in size.
-struct Numbers {
-    Buffer<float> memory;
-    MatrixView<float> view;
-
-    Numbers(Index rows, Index cols, std::uint64_t seed = 1) : memory(rows * cols), view(memory.data(), rows, cols) {
-        Philox numbers(seed);
-        for (float& value : memory) value = static_cast<float>(2.0 * numbers.uniform() - 1.0);
-    }
-    operator MatrixView<const float>() const { return view; }
-    VectorView<float> vector() const { return memory.view(); }
-};
-
-double seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-/// The best of several runs, in units of work a second.
-template <class Run>
-double best_rate(double work, Run&& run) {
-    double best = 0.0;
-    for (int repeat = 0; repeat < 9; ++repeat) {
-        const double start = seconds();
-        for (int inner = 0; inner < 4; ++inner) run();
-        best = std::max(best, 4.0 * work / (seconds() - start));
-    }
-    return best;
-}
-
 double product_rate() {
-    static const double rate = [] {
-        Numbers a(2048, 256), b(256, 256), c(2048, 256);
-        return best_rate(2.0 * 2048 * 256 * 256, [&] { matmul_nt(context(), a, b, c.view, Add::no); });
-    }();
+    static const double rate = bench::product_rate(2048, 256, 256);
     return rate;
 }
 
@@ -68,7 +30,7 @@ double product_rate() {
 double copy_rate() {
     static const double rate = [] {
         Numbers from(16384, 1024), to(16384, 1024);
-        return best_rate(2.0 * static_cast<double>(from.view.size()) * sizeof(float), [&] {
+        return bench::best_rate(2.0 * static_cast<double>(from.view.size()) * sizeof(float), [&] {
             context().parallel(from.view.rows, 64, [&](Index first, Index last) {
                 std::copy_n(from.view.row(first), (last - first) * from.view.cols, to.view.row(first));
             });
