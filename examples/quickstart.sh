@@ -11,7 +11,10 @@ work=$(cd "$OLDPWD" && realpath -m "${KIMIK3_QUICKSTART_DIR:-$(dirname "$0")/../
 programs=$(cd "$OLDPWD" && realpath -m "${KIMIK3_QUICKSTART_PROGRAMS:-$(dirname "$0")/../build/quickstart-programs/examples}")
 steps=${KIMIK3_QUICKSTART_STEPS:-800}
 files=()
-for file in "$@"; do files+=("$(cd "$OLDPWD" && realpath "$file")"); done
+for file in "$@"; do
+    files+=("$(cd "$OLDPWD" && realpath -m "$file")")
+    [ -r "${files[-1]}" ] || { echo "quickstart: '${files[-1]}' cannot be read" >&2; exit 1; }
+done
 
 needed=()
 [ -n "$KIMIK3_QUICKSTART_PROGRAMS" ] ||
