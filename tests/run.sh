@@ -14,7 +14,7 @@ for package in "${needed[@]}"; do
 done
 if [ ${#missing[@]} -gt 0 ]; then
     if [ "$(id -u)" != 0 ]; then
-        echo "tests/run.sh: install these packages first: ${missing[*]}" >&2
+        echo "tests/run.sh: install these packages first: apt-get install ${missing[*]}" >&2
         exit 1
     fi
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" || exit 1
