@@ -22,7 +22,7 @@ constexpr std::uint64_t hash_name(std::string_view name) {
 
 /// The bias whose softplus is a time step drawn log-uniformly from [0.001, 0.1]. (TRAIN-1)
 inline double draw_dt_bias(Philox& random) {
-    const double dt = (std::max)(std::exp(random.uniform() * std::log(100.0) + std::log(0.001)), 1e-4);
+    const double dt = std::exp(random.uniform() * std::log(100.0) + std::log(0.001));
     return dt + std::log(-std::expm1(-dt));
 }
 
