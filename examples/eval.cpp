@@ -9,8 +9,8 @@ void describe(CLI::App& app, kimik3::EvalArguments& a) {
                    "Text files; token shards (*.bin); folders of kimik3-prepare, whose val_*.bin are taken");
     kimik3::describe_checkpoint(app, a);
     app.add_option("--choices", a.choices,
-                   "Questions in HellaSwag's form, a JSON object a line with ctx, endings and label: how often the "
-                   "right ending has the highest log-likelihood, by its sum, by token and by byte");
+                   "Questions in HellaSwag's form, a JSON object a line with ctx, endings and label: how often\n"
+                   "the right ending has the highest log-likelihood, by its sum, by token and by byte");
     app.option_defaults()->always_capture_default();
     app.add_flag("--specials", a.specials, "Special tokens written out in a text are those tokens, not text");
     app.add_flag("--json", a.json, "Print one JSON object instead of tables");

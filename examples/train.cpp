@@ -63,8 +63,8 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_flag("--sequential", a.sequential, "Take the data in order instead of shuffled");
     app.add_flag("--recompute", a.recompute, "Compute activations again in backward: less memory, more time");
     app.add_flag("--eager", a.eager,
-                 "cuda: start the kernels of every step one by one, instead of recording a step's work once (CUDA "
-                 "graph); the same bits, slower");
+                 "cuda: start the kernels of every step one by one, instead of recording a step's work once\n"
+                 "(CUDA graph); the same bits, slower");
     app.add_option("--eval-every", a.eval_every, "Steps between validations; 0: at the end only")
         ->check(kimik3::zero_or_above());
     app.add_option("--eval-windows", a.eval_windows, "Sequences a validation takes at most; 0: all")
@@ -74,15 +74,15 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_option("--keep", a.keep, "Checkpoints kept, the newest; best is kept beside them")
         ->check(kimik3::above_zero());
     app.add_option("--report-every", a.report_every,
-                   "Steps between looks into the model, after which report.html is drawn anew; 0: at the end only "
-                   "[2 % of --steps]")->check(kimik3::zero_or_above());
+                   "Steps between looks into the model, after which report.html is drawn anew; 0: at the end\n"
+                   "only [2 % of --steps]")->check(kimik3::zero_or_above());
     app.add_option("--log-every", a.log_every,
                    "Steps between progress lines where output is no terminal; 0: first and last only")
         ->check(kimik3::zero_or_above());
     app.add_option("--device", a.device, "cpu, or cuda: the first NVIDIA GPU")->check(CLI::IsMember({"cpu", "cuda"}));
     app.add_option("--dtype", a.dtype,
-                   "What the model computes in: f32, or on cuda bf16 (weights and optimizer stay f32) [cpu: f32, cuda: "
-                   "bf16]")->check(CLI::IsMember({"f32", "bf16"}));
+                   "What the model computes in: f32, or on cuda bf16 (weights and optimizer stay f32)\n"
+                   "[cpu: f32, cuda: bf16]")->check(CLI::IsMember({"f32", "bf16"}));
     app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(kimik3::zero_or_above());
     app.footer("Ctrl-C ends the current step, saves and exits; a second one exits at once.\n"
                "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
