@@ -3,7 +3,8 @@
 // the outputs, the leaving state and all gradients. How the pair sums P and X and their gradients are formed is the
 // caller's:
 //   Pairs::prepare(w)        from w.c: w.up = e^c, w.down = e^(c_C - c), w.end = e^c_C; w.pairs = [P; X], lower
-//   triangle Pairs::add_gradients(w)  from w.dpairs: adds to w.dqk (rows i of the pairs) and w.dcol (rows j)
+//                            triangle
+//   Pairs::add_gradients(w)  from w.dpairs: adds to w.dqk (rows i of the pairs) and w.dcol (rows j)
 // Everything is padded with zeros: rows to tiles of 16, channels to whole lanes. Zeros change no result
 // (block_product.hpp). Letters as in the spec; matrices with 2 R rows hold two of R rows, one below the other.
 
