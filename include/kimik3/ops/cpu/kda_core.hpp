@@ -6,7 +6,8 @@
 //                            triangle
 //   Pairs::add_gradients(w)  from w.dpairs: adds to w.dqk (rows i of the pairs) and w.dcol (rows j)
 // Everything is padded with zeros: rows to tiles of 16, channels to whole lanes. Zeros change no result
-// (block_product.hpp). Letters as in the spec; matrices with 2 R rows hold two of R rows, one below the other.
+// (block_product.hpp). Letters as in docs/mechanisms/kda.md; matrices with 2 R rows hold two of R rows, one below the
+// other.
 
 #include <utility>
 
