@@ -30,6 +30,7 @@ compile -DROW=$row "$here/broken_config.cpp" || complain "the unbroken config do
 
 refuses "build without -ffast-math" -ffast-math -DROW=$row "$here/broken_config.cpp"
 refuses "build without -ffast-math" -ffinite-math-only -DROW=$row "$here/broken_config.cpp"
+refuses "build as C++20" -std=c++17 -DROW=$row "$here/broken_config.cpp"
 refuses "build with exceptions" -fno-exceptions -DROW=$row "$here/broken_config.cpp"
 
 echo "$row rules, $failures failures"

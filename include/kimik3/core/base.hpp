@@ -1,10 +1,13 @@
 #pragma once
-// The ground every other header stands on: the index type, the host/device mark, and the two things that the
-// compiler must grant: exceptions (errors are thrown) and NaN/Inf (guards test for them).
+// The ground every other header stands on: the index type, the host/device mark, and the three things that the
+// compiler must grant: C++20, exceptions (errors are thrown) and NaN/Inf (guards test for them).
 
 #include <cstddef>
 #include <cstdint>
 
+#if __cplusplus < 202002L
+#error "kimik3: build as C++20 or newer: -std=c++20"
+#endif
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "kimik3: build without -ffast-math (and -ffinite-math-only): it removes the checks for NaN and infinity"
 #endif
