@@ -14,6 +14,7 @@ KIMIK3_QUICKSTART_DIR=made KIMIK3_QUICKSTART_STEPS=3 KIMIK3_QUICKSTART_PROGRAMS=
 cat said
 tail -n 1 said | grep -qE '^loss [0-9.]+ -> [0-9.]+, [0-9]+ tokens/s$' || { echo "broken: the last line is the summary"; exit 1; }
 grep -q '^The ' said || { echo "broken: text is generated from the prompt"; exit 1; }
-said=$(KIMIK3_QUICKSTART_PROGRAMS=$programs "$quickstart" 'my book.txt' 'no book.txt' 2>&1) && { echo "broken: a missing text ends it"; exit 1; }
-[[ $said == "quickstart: '"*"no book.txt' cannot be read" ]] || { echo "broken: a missing text is named first of all: $said"; exit 1; }
+said=$(KIMIK3_QUICKSTART_PROGRAMS=$programs "$quickstart" 'my book.txt' 'no book.txt' 2>&1)
+[[ $? = 1 && $said == "quickstart: '"*"no book.txt' cannot be read" ]] ||
+    { echo "broken: a text that is not there ends it first of all: $said"; exit 1; }
 [ -s made/run/step-00000003/model.safetensors ] || { echo "broken: the model is saved"; exit 1; }

@@ -1,6 +1,6 @@
 #pragma once
 // Memory: Buffer owns aligned numbers; Arena hands out views of one block, first to last. A layer lists its activations
-// once, in a function bind_saved(arena, ...). Run with a measuring arena that list gives the bytes needed; run with a real
+// once, in bind_saved(arena, ...). Run with a measuring arena that list gives the bytes needed; run with a real
 // one it gives the views. So the peak of a step is known before the first number is computed, and a step allocates
 // nothing.
 
