@@ -1,6 +1,7 @@
 #include "kimik3/core/atomic_file.hpp"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include <boost/test/unit_test.hpp>
 #include <csignal>
@@ -83,6 +84,48 @@ BOOST_AUTO_TEST_CASE(b55_a_write_that_fails_is_reported_and_leaves_the_old_file)
         BOOST_TEST(files() == 1);
     }
     std::signal(SIGXFSZ, handler);
+}
+
+BOOST_AUTO_TEST_CASE(b55_what_a_killed_writer_left_goes_with_the_next_one_and_what_a_living_one_has_stays) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+        AtomicFile(file).write("half", 4);
+        AtomicFile out(file);
+        out.write("half", 4);
+        ::kill(::getpid(), SIGKILL);
+    }
+    BOOST_REQUIRE(child > 0);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    BOOST_TEST(WIFSIGNALED(status));
+    BOOST_TEST(content() == "old");
+    BOOST_TEST(files() == 2);
+    std::ofstream(path / "f.7-1.old.tmp");  // of somebody else
+    AtomicFile living(file);
+    living.write("living", 6);
+    BOOST_TEST(files() == 3);
+    {
+        AtomicFile out(file);
+        out.write("new", 3);
+        out.commit();
+    }
+    BOOST_TEST(content() == "new");
+    living.commit();
+    BOOST_TEST(content() == "living");
+    BOOST_TEST(files() == 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_link_stays_and_the_file_that_it_leads_to_is_replaced) {
+    fs::create_symlink("f", path / "link");
+    AtomicFile out(path / "link");
+    out.write("new", 3);
+    out.commit();
+    BOOST_TEST(fs::is_symlink(path / "link"));
+    BOOST_TEST(content() == "new");
+    BOOST_TEST(files() == 2);
+    fs::create_symlink("nowhere", path / "lost");
+    BOOST_CHECK_THROW(AtomicFile{path / "lost"}, kimik3::Error);
+    BOOST_TEST(files() == 3);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

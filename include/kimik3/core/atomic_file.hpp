@@ -1,9 +1,12 @@
 #pragma once
 // A file that appears whole or not at all: it is written under a temporary name in the same folder, flushed to the
-// disk and renamed over the target. Every call is checked; until commit() the old file is untouched, and a writer
-// that is destroyed without commit() removes its temporary. POSIX.
+// disk and renamed over the target, or over the file that the target leads to where it is a link. Every call is
+// checked; until commit() the old file is untouched, and a writer that is destroyed without commit() removes its
+// temporary. That of a killed writer goes when the next one of the same target comes: the living hold a lock on theirs.
+// POSIX.
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +45,37 @@ private:
 /// The sentence of the last failed system call; read it before anything else is called.
 inline std::string system_reason() { return std::generic_category().message(errno); }
 
+inline std::filesystem::path folder_of(const std::filesystem::path& path) {
+    return path.has_parent_path() ? path.parent_path() : ".";
+}
+
+/// The path, or where it is a link what that leads to: this is what a writer replaces.
+inline std::filesystem::path behind_links(const std::filesystem::path& path) {
+    std::error_code problem;
+    if (!std::filesystem::is_symlink(path, problem)) return path;
+    const std::filesystem::path place = std::filesystem::canonical(path, problem);
+    require(!problem, "{}: leads to nothing: {}", path.string(), problem.message());
+    return place;
+}
+
+inline bool try_lock(const Descriptor& file) { return ::flock(file.number(), LOCK_EX | LOCK_NB) == 0; }
+
+/// Removes the temporaries of killed writers of the target, NAME.PID-N.tmp: nobody holds their locks.
+inline void remove_leftovers(const std::filesystem::path& target) {
+    std::error_code error;
+    const std::string begin = target.filename().string() + ".", end = ".tmp";
+    std::filesystem::directory_iterator entry(folder_of(target), error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+        const std::string name = entry->path().filename().string();
+        const bool numbered = name.starts_with(begin) &&
+                              name.find_first_not_of("0123456789-", begin.size()) == name.size() - end.size();
+        if (!numbered || !name.ends_with(end)) continue;
+        const Descriptor left(::open(entry->path().c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+        std::error_code ignored;
+        if (left.is_open() && try_lock(left)) std::filesystem::remove_all(entry->path(), ignored);
+    }
+}
+
 }  // namespace detail
 
 class AtomicFile {
@@ -51,11 +85,14 @@ public:
         const std::filesystem::file_status status = std::filesystem::status(target_, unknown);
         require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status),
                 "{}: only a regular file is replaced", target_.string());
-        // A name that exists belongs to another thread, or was left by a killed process that had our number.
+        target_ = detail::behind_links(target_);
+        detail::remove_leftovers(target_);
+        // A name that exists belongs to another thread.
         for (int attempt = 0; !file_.is_open(); ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             file_ = detail::Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
             check(file_.is_open() || (errno == EEXIST && attempt < 1000), "create");
+            if (file_.is_open() && !is_ours()) file_.close();
         }
     }
     AtomicFile(const AtomicFile&) = delete;
@@ -84,17 +121,25 @@ public:
     void commit() {
         require(file_.is_open(), "{}: a file is committed once", target_.string());
         check(::fsync(file_.number()) == 0, "flush");
+        const detail::Descriptor lock(::fcntl(file_.number(), F_DUPFD_CLOEXEC, 0));  // until the file is in place
         check(file_.close(), "close");
         check(::rename(temporary_.c_str(), target_.c_str()) == 0, "rename");
         committed_ = true;
-        const std::filesystem::path folder = target_.has_parent_path() ? target_.parent_path() : ".";
-        const detail::Descriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        const detail::Descriptor directory(
+            ::open(detail::folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
         if (directory.is_open()) ::fsync(directory.number());  // the file is in place whether or not this is possible
     }
 
 private:
     void check(bool done, const char* step) const {
         if (!done) fail("{}: cannot {} the file: {}", target_.string(), step, detail::system_reason());
+    }
+
+    /// Locks the temporary; false where another writer, which came before the lock, took it for a leftover.
+    bool is_ours() const {
+        struct stat info {};
+        ::flock(file_.number(), LOCK_EX);
+        return ::fstat(file_.number(), &info) != 0 || info.st_nlink > 0;
     }
 
     void write_at(Index offset, const void* data, std::size_t bytes) {

@@ -5,8 +5,6 @@
 // and a writer that is destroyed without commit() removes its temporary. That of a killed writer goes when the next one
 // of the same target comes: the living hold a lock on theirs. Linux.
 
-#include <sys/file.h>
-
 #include <cstdio>
 
 #include "kimik3/core/atomic_file.hpp"
@@ -17,23 +15,19 @@ class AtomicFolder {
 public:
     explicit AtomicFolder(std::filesystem::path target) : target_(std::move(target)) {
         if (!target_.has_filename()) target_ = target_.parent_path();  // "runs/x/" is runs/x
+        target_ = detail::behind_links(target_);  // the folder that a link leads to is the one replaced
         std::error_code unknown;
-        if (std::filesystem::is_symlink(target_, unknown)) {  // the folder that it leads to is the one replaced
-            const std::filesystem::path place = std::filesystem::canonical(target_, unknown);
-            require(!unknown, "{}: leads to nothing: {}", target_.string(), unknown.message());
-            target_ = place;
-        }
         const std::filesystem::file_status status = std::filesystem::status(target_, unknown);
         require(!std::filesystem::exists(status) || std::filesystem::is_directory(status),
                 "{}: only a folder is replaced by a folder", target_.string());
-        remove_leftovers();
+        detail::remove_leftovers(target_);
         for (int attempt = 0;; ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             if (::mkdir(temporary_.c_str(), 0777) == 0) break;
             check(errno == EEXIST && attempt < 1000, "create");
         }
         lock_ = open(temporary_);
-        locked(lock_);
+        detail::try_lock(lock_);
     }
     AtomicFolder(const AtomicFolder&) = delete;
     AtomicFolder& operator=(const AtomicFolder&) = delete;
@@ -55,25 +49,10 @@ public:
             exchange();
         }
         committed_ = true;
-        flush(folder_of(target_));
+        flush(detail::folder_of(target_));
     }
 
 private:
-    void remove_leftovers() const {
-        std::error_code error;
-        const std::string begin = target_.filename().string() + ".", end = ".tmp";
-        std::filesystem::directory_iterator entry(folder_of(target_), error);
-        for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-            const std::string name = entry->path().filename().string();
-            const bool numbered = name.starts_with(begin) &&
-                                  name.find_first_not_of("0123456789-", begin.size()) == name.size() - end.size();
-            if (!numbered || !name.ends_with(end)) continue;
-            const detail::Descriptor folder = open(entry->path());
-            std::error_code ignored;
-            if (folder.is_open() && locked(folder)) std::filesystem::remove_all(entry->path(), ignored);
-        }
-    }
-
     /// Target and temporary change places.
     void exchange() {
         if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) return;
@@ -93,13 +72,9 @@ private:
     void check(bool done, const char* step) const {
         if (!done) fail("{}: cannot {} the folder: {}", target_.string(), step, detail::system_reason());
     }
-    static std::filesystem::path folder_of(const std::filesystem::path& path) {
-        return path.has_parent_path() ? path.parent_path() : ".";
-    }
     static detail::Descriptor open(const std::filesystem::path& folder) {
         return detail::Descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }
-    static bool locked(const detail::Descriptor& folder) { return ::flock(folder.number(), LOCK_EX | LOCK_NB) == 0; }
     static void flush(const std::filesystem::path& folder) {
         const detail::Descriptor directory = open(folder);
         if (directory.is_open()) ::fsync(directory.number());
