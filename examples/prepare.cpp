@@ -150,29 +150,37 @@ private:
     std::optional<kimik3::ShardWriter> writer_;
 };
 
-/// A hidden folder inside --out, whose files take their places there at publish(). Without it nothing is left behind.
+/// A hidden folder inside --out, whose files take their places there at publish(). Without it nothing is left behind,
+/// and what a killed run left goes with the next one. One run at a time: it holds a lock on --out.
 class Staging {
 public:
-    Staging(const fs::path& out, bool overwrite) : out_(out), created_(!fs::exists(out)) {
-        require(created_ || fs::is_directory(out), "{}: --out is a folder, this is a file", out.string());
-        if (!created_) {
-            for (const fs::path& file : earlier()) {
+    Staging(const fs::path& out, bool overwrite) : out_(out) {
+        require(!out.empty(), "--out is a folder, its name is empty");
+        require(!fs::exists(out) || fs::is_directory(out), "{}: --out is a folder, this is a file", out.string());
+        for (fs::path made = fs::absolute(out); !fs::exists(made); made = made.parent_path()) made_.push_back(made);
+        try {
+            fs::create_directories(out);
+            lock_ = kimik3::detail::Descriptor(::open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+            const bool locked = lock_.is_open() && kimik3::detail::try_lock(lock_);
+            require(locked || errno != EWOULDBLOCK, "{}: another kimik3-prepare is at work in it", out.string());
+            if (locked) remove_leftovers();
+            for (const fs::path& file : earlier())
                 require(overwrite, "{}: is there already; --overwrite replaces earlier output", file.string());
-            }
+            std::string name = (out / ".prepare-XXXXXX").string();
+            if (::mkdtemp(name.data()) == nullptr)
+                fail("{}: cannot make a folder in it: {}", out.string(), kimik3::detail::system_reason());
+            folder_ = name;
+        } catch (...) {
+            remove_made();
+            throw;
         }
-        fs::create_directories(out);
-        std::string name = (out / ".prepare-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) {
-            fail("{}: cannot make a folder in it: {}", out.string(), kimik3::detail::system_reason());
-        }
-        folder_ = name;
     }
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
     ~Staging() {
         std::error_code ignored;
         fs::remove_all(folder_, ignored);
-        if (created_) fs::remove(out_, ignored);  // which fails when it is not empty
+        remove_made();
     }
 
     const fs::path& folder() const { return folder_; }
@@ -185,6 +193,15 @@ public:
     }
 
 private:
+    void remove_made() const {
+        for (const fs::path& folder : made_) ::rmdir(folder.c_str());  // which fails when it is not empty
+    }
+
+    void remove_leftovers() const {
+        for (const fs::directory_entry& entry : fs::directory_iterator(out_))
+            if (entry.path().filename().string().starts_with(".prepare-")) fs::remove_all(entry);
+    }
+
     std::vector<fs::path> earlier() const {
         std::vector<fs::path> found;
         for (const fs::directory_entry& file : fs::directory_iterator(out_)) {
@@ -196,7 +213,8 @@ private:
     }
 
     fs::path out_, folder_;
-    bool created_;
+    std::vector<fs::path> made_;  // the folders that were not there, innermost first
+    kimik3::detail::Descriptor lock_;
 };
 
 // ---- the work ----

@@ -110,17 +110,32 @@ law "it is as it was" equal "$(ls -A o7 | wc -l)" 7
 law "asked, it is" ends 0 "shards           1" b.txt -o o7 --overwrite --tokenizer bytes --val-fraction 0
 law "no shard of before, and other files stay" equal "$(ls -A o7 | xargs)" "notes tokenizer.json train_000000.bin"
 
-law "a disk that is full is reported" bash -c 'ulimit -f 1; trap "" XFSZ; "$0" lines.txt -o e1 --tokenizer bytes >/dev/null 2>full; [ $? = 1 ]' "$program"
+law "a disk that is full is reported" bash -c 'ulimit -f 1; "$0" lines.txt -o e1 --tokenizer bytes >/dev/null 2>full; [ $? = 1 ]' "$program"
 law "with the file" grep -q "train_000000.bin: cannot write the file: File too large" full
 law "nothing is left" absent e1
+law "nor of folders around it" ends 1 "there is no text in the input" /dev/null -o n1/n2/n3
+law "nothing is left" absent n1
+ln -s nowhere lost
+law "--out leads to nothing" ends 1 "lost" a.txt -o lost --tokenizer bytes
+law "the link is still there" test -L lost
 
 yes "a line without an end in sight" | head -c 30000000 >long.txt
-"$program" long.txt -o e3 --tokenizer train:4096 2>/dev/null &
-for _ in $(seq 100); do [ -e e3 ] && break; sleep 0.05; done
+begun() { # begun <folder>: starts a long run into it, whose number is then $!
+    "$program" long.txt -o "$1" --tokenizer train:4096 2>/dev/null &
+    for _ in $(seq 100); do compgen -G "$1/.prepare-*" >/dev/null && break; sleep 0.05; done
+}
+begun e3
+law "one run at a time" ends 1 "e3: another kimik3-prepare is at work in it" a.txt -o e3 --tokenizer bytes --overwrite
 kill -TERM $!
 wait $!
 law "an interruption has its own exit code" equal $? 130
 law "nothing is left" absent e3
+begun e4
+kill -KILL $!
+wait $! 2>/dev/null
+law "a killed run leaves its folder" compgen -G "e4/.prepare-*"
+law "it is in nobody's way" ends 0 "shards" a.txt -o e4 --tokenizer bytes --val-fraction 0
+law "and goes" equal "$(ls -A e4 | xargs)" "tokenizer.json train_000000.bin"
 
 # wrong usage: exit 2
 law "help" ends 0 "--document-separator" --help
