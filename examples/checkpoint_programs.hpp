@@ -12,6 +12,7 @@
 #include "kimik3/io/config_json.hpp"
 #include "model_programs.hpp"
 #include "number_rules.hpp"
+#include "terminal.hpp"
 
 namespace kimik3 {
 
@@ -43,6 +44,7 @@ int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArgu
     } catch (const CLI::ParseError& problem) {
         return app.exit(problem) == 0 ? 0 : 2;
     }
+    survive_file_limit();
     try {
         const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
         const std::string source = "the model of '" + config + "'";

@@ -112,6 +112,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& problem) {
         return app.exit(problem) == 0 ? 0 : 2;
     }
+    survive_file_limit();
     try {
         convert(options);
     } catch (const std::exception& problem) {

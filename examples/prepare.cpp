@@ -346,6 +346,7 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
         return app.exit(error) == 0 ? 0 : 2;
     }
+    kimik3::survive_file_limit();
     try {
         prepare(options);
     } catch (const std::exception& error) {

@@ -28,6 +28,9 @@ inline void catch_interruption() {
     }
 }
 
+/// From now on a file that grows beyond what `ulimit -f` allows is an error of its write and does not end the program.
+inline void survive_file_limit() { std::signal(SIGXFSZ, SIG_IGN); }
+
 class Stopwatch {
 public:
     double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }

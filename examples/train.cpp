@@ -100,6 +100,7 @@ int main(int argc, char** argv) {
         return app.exit(problem) == 0 ? 0 : 2;
     }
     arguments.command = kimik3::shown_command(argc, argv);
+    kimik3::survive_file_limit();
     try {
         const auto train = [&](auto programs) { return programs.train(arguments); };
         const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device,
