@@ -78,6 +78,7 @@ public:
         if (a_.prompt) look_at_prompt();
         write_report(a_.out, page_);
         print_table({{"page", a_.out.string()}});
+        require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
     }
 
 private:
@@ -91,8 +92,9 @@ private:
         ids.resize(to_size(taken));
         const Index seq = a_.seq > 0 ? a_.seq : (std::min)(Index{256}, Index{Model::config.max_seq_len});
         Probe probe;
-        for (Index first = 0; first < taken; first += seq * a_.batch) {
-            const Index count = (std::min)(seq * a_.batch, taken - first);
+        const Index together = seq * (std::min)(a_.batch, taken / seq + 1);
+        for (Index first = 0; first < taken; first += together) {
+            const Index count = (std::min)(together, taken - first);
             std::vector<Index> offsets;
             for (Index begin = 0; begin < count; begin += seq) offsets.push_back(begin);
             offsets.push_back(count);

@@ -25,6 +25,8 @@ law "in any part" equal "$(part inspect.html experts load_history)" "$(part firs
 law "of which there are three" grep -qE '"load":\[[^]]+\].*"weight":\[[^]]+\].*"heads":\[\[[^]]+\]' \
     <(part inspect.html experts load_history)
 printf 'eleven char' >short.txt
+law "so does the largest batch" ends 0 "" --checkpoint run --text book.txt --seq 32 --max-tokens 500 --batch 9223372036854775807
+law "in any part" equal "$(part inspect.html experts load_history)" "$(part first.html experts load_history)"
 law "a text shorter than a sequence" ends 0 "the 11 tokens of short.txt" --checkpoint run --tokenizer bytes --text short.txt --out s.html
 
 law "another length of sequences is another look" ends 0 "" --checkpoint run --text book.txt --seq 16 --max-tokens 500
@@ -59,6 +61,9 @@ law "no text" ends 1 "missing.txt" --checkpoint run --text missing.txt
 law "a text of no tokens" ends 1 "'nothing.txt' has no tokens" --checkpoint run --text nothing.txt
 law "a prompt too long" ends 1 "a prompt has at most 512 tokens" --checkpoint run --tokenizer bytes --prompt "$(head -c 600 book.txt)"
 law "a sequence too long" ends 1 "at most 512 tokens, got 513" --checkpoint run --text book.txt --seq 513
+full() { "$program" --checkpoint run --prompt a >/dev/full 2>stderr; [ $? = 1 ]; }
+law "an output that is full" full
+law "is reported" grep -q "standard output cannot be written" stderr
 law "a page that cannot be written" ends 1 "none/p.html" --checkpoint run --prompt a --out none/p.html
 
 # wrong usage: exit 2
