@@ -1,10 +1,12 @@
 #pragma once
 // Rules of the numbers on command lines, which complain in a sentence. CLI11's own show the limits of double, 309
-// digits long, and let NaN pass.
+// digits long, and let NaN pass; its conversion makes the largest number there is of whole numbers above it.
 
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
 #include <limits>
 #include <string>
 
@@ -15,8 +17,11 @@ template <class Holds>
 CLI::Validator number_rule(const std::string& kind, const std::string& rule, Holds holds) {
     const auto complaint = [rule, holds](std::string& text) -> std::string {
         double number = std::numeric_limits<double>::quiet_NaN();
-        if (CLI::detail::lexical_cast(text, number) && holds(number)) return {};
-        return fmt::format("{}, got '{}'", rule, text);
+        if (!CLI::detail::lexical_cast(text, number) || !holds(number)) return fmt::format("{}, got '{}'", rule, text);
+        std::uint64_t whole = 0;
+        const auto end = text.data() + text.size();
+        const bool beyond = std::from_chars(text.data(), end, whole).ec == std::errc::result_out_of_range;
+        return beyond ? fmt::format("a number below 2^64 is wanted, got '{}'", text) : "";
     };
     return CLI::Validator(complaint, kind, kind);
 }
