@@ -38,6 +38,25 @@ inline std::string shown_prompt(const std::string& prompt) {
     return whole + text.flush();
 }
 
+/// What ends a text: the tokenizer's end token, and the tokens that a generation_config.json of the checkpoint names.
+inline std::vector<std::int32_t> end_ids(const std::filesystem::path& checkpoint, const Tokenizer& tokenizer) {
+    std::vector<std::int32_t> ids;
+    if (tokenizer.end_id()) ids.push_back(*tokenizer.end_id());
+    const std::string path = (checkpoint / "generation_config.json").string();
+    if (!std::filesystem::exists(path)) return ids;
+    const auto file = detail::parse_json_strictly(kimik3::read_text_file(path, Index{1} << 20), path);
+    require(file.is_object(), "'{}' must hold a JSON object", path);
+    const auto named = file.value("eos_token_id", nlohmann::json());  // a number, or several in a list
+    for (const nlohmann::json& id : named.is_number() ? nlohmann::json::array({named}) : named) {
+        require(id.is_number_unsigned() && id.get<std::uint64_t>() < to_size(tokenizer.vocab_size()) &&
+                    tokenizer.has(id.get<std::int32_t>()),
+                "'{}': eos_token_id has {}, which is no token of the tokenizer; --ignore-end does without", path,
+                detail::shown_name(id.dump()));
+        ids.push_back(id.get<std::int32_t>());
+    }
+    return ids;
+}
+
 template <ModelConfig config, Device device, class Number>
 bool ModelPrograms<config, device, Number>::generate(const GenerateArguments& a) {
     using Backend = BackendOf<device>;
@@ -52,7 +71,7 @@ bool ModelPrograms<config, device, Number>::generate(const GenerateArguments& a)
     for (std::int32_t id = 0; id < options.vocabulary; ++id)
         if (!tokenizer.has(id)) options.barred.push_back(id);
     options.begin_id = begin_of_text(tokenizer);
-    if (!a.ignore_end && tokenizer.end_id()) options.stop_ids.push_back(*tokenizer.end_id());
+    if (!a.ignore_end) options.stop_ids = end_ids(find_checkpoint(a.checkpoint), tokenizer);
     std::vector<std::vector<std::int32_t>> prompts;
     Index prompt_tokens = 0;
     std::vector<std::string> texts;

@@ -42,6 +42,18 @@ law "a stop string ends the text before it" equal \
     "$(given --prompt "Sentence 2 of" --temperature 0 --max-tokens 20 --stop "$stop")" "Sentence 2 of${rest%%"$stop"*}"
 law "the context ends it" ends 0 "end: context full" --checkpoint run --prompt "Sentence" --context 9 --max-tokens 50 --ignore-end
 
+cp -r run/step-00000040 ends
+generation() { echo "{\"do_sample\": true, \"eos_token_id\": $1}" >ends/generation_config.json; }
+generation "[$(seq -s, 0 299)]"
+law "b61 the end tokens that a generation_config.json names end it" ends 0 "0 tokens, end: stop token" --checkpoint ends --prompt "Sentence 2 of"
+law "unless they are to be ignored" ends 0 "20 tokens, end: max tokens" --checkpoint ends --prompt "Sentence 2 of" --max-tokens 20 --ignore-end
+generation 299
+law "one stands without a list" ends 0 "4 tokens" --checkpoint ends --prompt "Sentence 2 of" --max-tokens 4 --temperature 0
+for id in 300 -1 2.5 '"x"' 99999999999; do
+    generation "[299, $id]"
+    law "b61 an end token that is none is refused" ends 1 "eos_token_id has $id, which is no token" --checkpoint ends --prompt a
+done
+
 # prompts
 law "several prompts are generated side by side" ends 0 "=== 2 ===" --checkpoint run --prompt "Sentence 2 of" \
     --prompt "birds sat" --temperature 0 --max-tokens 20 --quiet
