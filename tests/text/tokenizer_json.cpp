@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "io/files.hpp"
 #include "support/german_numbers.hpp"
 #include "support/refusal.hpp"
 #include "text/tiny_vocabulary.hpp"
@@ -72,6 +73,14 @@ BOOST_AUTO_TEST_CASE(merges_are_read_as_texts_and_as_pairs) {
     Json file = tiny_json();
     for (Json& merge : file["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
     require_equal(Tokenizer(parse_tokenizer_json(file.dump())), tiny_bpe());
+}
+
+BOOST_AUTO_TEST_CASE(b58_a_token_that_the_vocabulary_gives_twice_is_refused_also_where_one_is_escaped) {
+    for (const char* again : {R"("a": 5, )", R"("\u0061": 5, )"}) {
+        std::string text = tiny_json().dump();
+        text.insert(text.find("\"vocab\":{") + 9, again);
+        KIMIK3_CHECK_REFUSED(parse_tokenizer_json(text), "tokenizer.json has the key 'a' twice in one object");
+    }
 }
 
 BOOST_AUTO_TEST_CASE(the_template_names_the_begin_and_end_tokens) {

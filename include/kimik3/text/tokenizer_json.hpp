@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <unordered_set>
 
 #include <nlohmann/json.hpp>
 
@@ -29,11 +30,19 @@ namespace detail {
 using Json = nlohmann::json;
 
 /// The value of a text that nests at most 64 deep: to copy or print a value takes a place on the stack for every level.
+/// No object has a key twice, of which the parser would keep the last.
 inline Json parse_json(std::string_view text, std::string_view what) {
     require(text.find('\0') == text.npos, "{} has a zero byte", what);  // which the parser takes for the end
+    std::vector<std::unordered_set<std::string>> keys;
     try {
-        return Json::parse(text, [what](int depth, Json::parse_event_t, Json&) {
+        return Json::parse(text, [&](int depth, Json::parse_event_t event, Json& value) {
+            using Event = Json::parse_event_t;
             require(depth <= 64, "{} nests more than 64 deep", what);
+            if (event == Event::object_start) keys.emplace_back();
+            if (event == Event::object_end) keys.pop_back();
+            if (event == Event::key)
+                require(keys.back().insert(value.get<std::string>()).second, "{} has the key '{}' twice in one object",
+                        what, value.get_ref<const std::string&>());
             return true;
         });
     } catch (const Json::exception& error) {
