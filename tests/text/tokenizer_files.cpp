@@ -42,6 +42,28 @@ std::string rank_file(const TokenizerSpec& spec) {
     return out;
 }
 
+/// tiny_bpe() as GPT-2's pair of files, each with the mark in front; end_of_text is what vocab.json calls the end.
+void write_gpt2(const Folder& folder, const std::string& mark = "", const std::string& end_of_text = "<|endoftext|>") {
+    nlohmann::json model = nlohmann::json::parse(write_tokenizer_json(tiny_bpe()))["model"];
+    const nlohmann::json end = model["vocab"]["<|endoftext|>"];
+    model["vocab"].erase("<|endoftext|>");
+    model["vocab"][end_of_text] = end;
+    std::string merges = "#version: 0.2\n";
+    for (const auto& merge : model["merges"])
+        merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
+    folder.write("vocab.json", mark + model["vocab"].dump());
+    folder.write("merges.txt", mark + merges);
+}
+
+std::string load_sentence(const Folder& folder) {
+    try {
+        load_tokenizer(folder.path.string());
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "accepted";
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(tokenizer_files)
@@ -91,13 +113,8 @@ BOOST_AUTO_TEST_CASE(the_special_tokens_of_a_rank_file_come_from_the_config_besi
 
 BOOST_AUTO_TEST_CASE(gpt2s_pair_of_files_is_read) {
     const Tokenizer tokenizer = tiny_bpe();
-    const nlohmann::json model = nlohmann::json::parse(write_tokenizer_json(tokenizer))["model"];
-    std::string merges = "#version: 0.2\n";
-    for (const auto& merge : model["merges"])
-        merges += merge[0].get<std::string>() + " " + merge[1].get<std::string>() + "\n";
     const Folder folder;
-    folder.write("vocab.json", model["vocab"].dump());
-    folder.write("merges.txt", merges);
+    write_gpt2(folder);
     for (const fs::path& path : {folder.path, folder.path / "vocab.json", folder.path / "merges.txt"}) {
         const Tokenizer read = load_tokenizer(path.string());
         const std::string text = tiny_corpus + "<|endoftext|>";
@@ -105,6 +122,51 @@ BOOST_AUTO_TEST_CASE(gpt2s_pair_of_files_is_read) {
             BOOST_TEST((read.encode(text, specials) == tokenizer.encode(text, specials)));
         BOOST_TEST(*read.end_id() == *tokenizer.end_id());
     }
+}
+
+BOOST_AUTO_TEST_CASE(b61_the_end_token_that_a_config_names_is_special_though_only_the_vocabulary_has_it) {
+    const Folder folder;
+    write_gpt2(folder, "", "</s>");
+    const std::int32_t end = tiny_bpe().end_id().value();
+    BOOST_TEST(!load_tokenizer(folder.path.string()).end_id());
+    folder.write("tokenizer_config.json", R"({"eos_token": "</s>"})");
+    const Tokenizer pair = load_tokenizer(folder.path.string());
+    folder.write("tokenizer.json", [&] {
+        nlohmann::json file = nlohmann::json::parse(write_tokenizer_json(tiny_bpe()));
+        file["model"]["vocab"]["</s>"] = 400;
+        return file.dump();
+    }());
+    const Tokenizer json = load_tokenizer(folder.path.string());
+    for (const auto& [tokenizer, id] : {std::pair(pair, end), std::pair(json, 400)}) {
+        BOOST_TEST(tokenizer.end_id().value() == id);
+        BOOST_TEST(tokenizer.is_special(id));
+        BOOST_TEST((tokenizer.encode("</s>", Specials::recognised) == std::vector{id}));
+        BOOST_TEST(tokenizer.encode("</s>", Specials::as_text).size() == 4);
+    }
+}
+
+BOOST_AUTO_TEST_CASE(b61_a_config_that_names_no_token_is_refused) {
+    const Folder folder;
+    folder.write("tokenizer.json", write_tokenizer_json(tiny_bpe()));
+    folder.write("tokenizer_config.json", R"({"bos_token": null, "eos_token": "<|im_end|>"})");
+    BOOST_TEST(load_sentence(folder) == "tokenizer_config.json: eos_token is '<|im_end|>', which is no token");
+}
+
+BOOST_AUTO_TEST_CASE(b61_added_tokens_beside_gpt2s_pair_of_files_have_the_ids_given_there) {
+    const Folder folder;
+    write_gpt2(folder);
+    folder.write("added_tokens.json", R"({"<|tool|>": 330})");
+    const Tokenizer older = load_tokenizer(folder.path.string());
+    BOOST_TEST((older.encode("a<|tool|>", Specials::as_text) == std::vector<std::int32_t>{'a', 330}));
+    BOOST_TEST(older.end_id().value() == tiny_bpe().end_id().value());
+    folder.write("tokenizer_config.json", R"({"eos_token": "<|im_end|>", "added_tokens_decoder": {
+        "340": {"content": "<|im_end|>", "special": true}, "341": {"content": "<|tool|>"}}})");
+    const Tokenizer newer = load_tokenizer(folder.path.string());
+    BOOST_TEST(newer.end_id().value() == 340);
+    BOOST_TEST((newer.encode("<|im_end|><|tool|>", Specials::recognised) == std::vector<std::int32_t>{340, 341}));
+    BOOST_TEST(newer.encode("<|im_end|><|tool|>", Specials::as_text).back() == 341);
+    folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"x": {"content": "<|im_end|>"}}})");
+    BOOST_TEST(load_sentence(folder).starts_with("tokenizer.json: the id of '<|im_end|>' must be an integer"));
 }
 
 BOOST_AUTO_TEST_CASE(a_folder_with_a_tokenizer_json_is_loaded) {

@@ -23,11 +23,14 @@ TokenizerSpec parse_tiktoken(std::string_view text, std::string_view pattern = k
 /// and words at 25,000 characters before it encodes; that is not done here.
 Tokenizer read_tiktoken(const std::string& path);
 
-/// GPT-2's pair of texts; <|endoftext|> is special where the vocabulary has it.
-TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt);
+/// GPT-2's pair of texts, and tokens that stand in neither or are found in texts as they are; <|endoftext|> is special
+/// where the vocabulary has it.
+TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt, std::vector<AddedToken> added = {});
 
 /// A directory, or a file in any of these forms. bos_token and eos_token of a tokenizer_config.json beside it are the
-/// begin and end tokens. The vocabulary in a GGUF file is read by load_any_tokenizer (io/gguf_tokenizer.hpp).
+/// begin and end tokens, which must be tokens and become special; GPT-2's pair has its added tokens from
+/// added_tokens_decoder there, or else from an added_tokens.json. The vocabulary in a GGUF file is read by
+/// load_any_tokenizer (io/gguf_tokenizer.hpp).
 Tokenizer load_tokenizer(const std::string& path);
 
 /// Writes tokenizer.json into a folder and, where that file alone would lose the begin or the end token, a
@@ -103,10 +106,31 @@ inline void add_rank_merges(TokenizerSpec& spec) {
     }
 }
 
-/// A tokenizer_config.json in a directory, or null.
-inline Json read_tokenizer_config(const std::filesystem::path& directory) {
-    const std::filesystem::path path = directory / "tokenizer_config.json";
+/// A file in a directory, or null.
+inline Json read_json_beside(const std::filesystem::path& directory, const char* name) {
+    const std::filesystem::path path = directory / name;
     return std::filesystem::exists(path) ? parse_json(read_text_file(path.string()), path.string()) : Json();
+}
+inline Json read_tokenizer_config(const std::filesystem::path& directory) {
+    return read_json_beside(directory, "tokenizer_config.json");
+}
+
+/// What stands beside GPT-2's pair of files: {"id": {"content": ...}} in the config, or {content: id}.
+inline std::vector<AddedToken> added_tokens_beside(const std::filesystem::path& directory, const Json& config) {
+    std::vector<AddedToken> tokens;
+    const Json decoder = config.is_object() ? config.value("added_tokens_decoder", Json()) : Json();
+    if (decoder.is_object()) {
+        for (const auto& [id, value] : decoder.items()) {
+            const JsonObject token(value, "added_tokens_decoder." + id);
+            const Json number = Json::parse(id, nullptr, false);
+            tokens.push_back(read_added_token(token, json_id(number, token.string("content"))));
+        }
+        return tokens;
+    }
+    const Json added = read_json_beside(directory, "added_tokens.json");
+    for (const auto& [content, id] : added.items())
+        tokens.push_back({content, json_id(id, content), false, false, false, false, true});
+    return tokens;
 }
 
 inline void add_special_tokens(TokenizerSpec& spec, const Json& config) {
@@ -131,8 +155,16 @@ inline Tokenizer with_config(TokenizerSpec spec, const Json& config) {
         if (value.is_object()) value = value.value("content", Json());
         if (!value.is_string()) return;
         const std::string content = value.get<std::string>();
-        for (const AddedToken& token : spec.added_tokens)
-            if (token.content == content) id = token.id;
+        const auto added = std::ranges::find(spec.added_tokens, content, &AddedToken::content);
+        const auto entry = std::ranges::find(spec.vocabulary, content, &VocabularyEntry::bytes);
+        if (added != spec.added_tokens.end()) {
+            id = added->id;
+        } else {
+            require(entry != spec.vocabulary.end(), "tokenizer_config.json: {} is '{}', which is no token", name,
+                    content);
+            id = entry->id;
+            spec.added_tokens.push_back({content, entry->id, true});
+        }
     };
     named("bos_token", spec.begin_id);
     named("eos_token", spec.end_id);
@@ -158,7 +190,8 @@ inline TokenizerSpec parse_tiktoken(std::string_view text, std::string_view patt
     return spec;
 }
 
-inline TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt) {
+inline TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view merges_txt,
+                                std::vector<AddedToken> added) {
     using detail::Json;
     Json merges = Json::array();
     detail::for_each_line(merges_txt, [&](std::string_view line, Index number) {
@@ -167,7 +200,9 @@ inline TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view me
     const Json model =
         Json::object({{"vocab", detail::parse_json(vocab_json, "vocab.json")}, {"merges", std::move(merges)}});
     TokenizerSpec spec;
-    if (model["vocab"].is_object() && model["vocab"].contains(end_of_text))
+    spec.added_tokens = std::move(added);
+    if (model["vocab"].is_object() && model["vocab"].contains(end_of_text) &&
+        std::ranges::find(spec.added_tokens, end_of_text, &AddedToken::content) == spec.added_tokens.end())
         spec.added_tokens.push_back(
             {std::string(end_of_text), detail::json_id(model["vocab"][end_of_text], end_of_text), true});
     spec.pre_tokenizer = {ByteLevelStep{}};
@@ -204,7 +239,8 @@ inline Tokenizer load_tokenizer(const std::string& path) {
     const detail::Json file = detail::parse_json(text, path);
     const auto model = file.find("model");
     if (model != file.end() && model->is_object()) return detail::with_config(detail::read_tokenizer(file), config);
-    return detail::with_config(parse_gpt2(text, detail::read_text_file((directory / "merges.txt").string())), config);
+    return detail::with_config(parse_gpt2(text, detail::read_text_file((directory / "merges.txt").string()),
+                                          detail::added_tokens_beside(directory, config)), config);
 }
 
 inline std::vector<std::string> save_tokenizer(const Tokenizer& tokenizer, const std::filesystem::path& folder) {

@@ -175,15 +175,17 @@ inline void read_pre_tokenizer(const JsonObject& file, TokenizerSpec& spec) {
     require(byte_level, "tokenizer.json: the pre-tokenizer has no ByteLevel step; only byte-level BPE is supported");
 }
 
+inline AddedToken read_added_token(const JsonObject& token, std::int32_t id) {
+    const bool special = token.boolean("special", false);
+    return {token.string("content"),        id, special, token.boolean("single_word", false),
+            token.boolean("lstrip", false), token.boolean("rstrip", false), token.boolean("normalized", !special)};
+}
+
 inline void read_added_tokens(const JsonObject& file, TokenizerSpec& spec) {
     if (file.find("added_tokens") == nullptr) return;
     for (const Json& value : file.array("added_tokens")) {
         const JsonObject token(value, "added_tokens[]");
-        const std::string content = token.string("content");
-        const bool special = token.boolean("special", false);
-        spec.added_tokens.push_back({content, json_id(token.at("id"), content), special,
-                                     token.boolean("single_word", false), token.boolean("lstrip", false),
-                                     token.boolean("rstrip", false), token.boolean("normalized", !special)});
+        spec.added_tokens.push_back(read_added_token(token, json_id(token.at("id"), token.string("content"))));
     }
 }
 
