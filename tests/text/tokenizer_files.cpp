@@ -169,6 +169,20 @@ BOOST_AUTO_TEST_CASE(b61_added_tokens_beside_gpt2s_pair_of_files_have_the_ids_gi
     BOOST_TEST(load_sentence(folder).starts_with("tokenizer.json: the id of '<|im_end|>' must be an integer"));
 }
 
+BOOST_AUTO_TEST_CASE(a_byte_order_mark_in_front_of_a_file_is_no_part_of_it) {
+    const std::string mark = "\xEF\xBB\xBF";
+    const auto tokens = [](const fs::path& path) { return load_tokenizer(path.string()).spec().merges.size(); };
+    const Folder folder;
+    write_gpt2(folder, mark);
+    for (const char* name : {"vocab.json", "merges.txt"})
+        BOOST_TEST(tokens(folder.path / name) == tiny_bpe().spec().merges.size());
+    const std::string ranks = folder.write("tiktoken.model", mark + rank_file(tiny_bpe().spec()));
+    BOOST_TEST(load_tokenizer(ranks).vocab_size() == 319 + 256);
+    folder.write("tokenizer_config.json", mark + R"({"eos_token": "<|endoftext|>"})");
+    folder.write("tokenizer.json", mark + write_tokenizer_json(tiny_bpe()));
+    BOOST_TEST(tokens(folder.path / "tokenizer.json") == tiny_bpe().spec().merges.size());
+}
+
 BOOST_AUTO_TEST_CASE(a_folder_with_a_tokenizer_json_is_loaded) {
     const Folder folder;
     BOOST_CHECK_THROW(load_tokenizer(folder.path.string()), Error);

@@ -50,11 +50,14 @@ inline Json parse_json(std::string_view text, std::string_view what) {
     }
 }
 
+/// Without the byte order mark that some editors put in front.
 inline std::string read_text_file(const std::string& path) {
+    constexpr std::string_view mark = "\xEF\xBB\xBF";
     std::ifstream file(path, std::ios::binary);
     require(file.good(), "cannot open '{}'", path);
     std::string text{std::istreambuf_iterator<char>(file), {}};
     require(!file.bad(), "cannot read '{}'", path);
+    if (text.starts_with(mark)) text.erase(0, mark.size());
     return text;
 }
 
