@@ -167,6 +167,23 @@ BOOST_AUTO_TEST_CASE(each_filter_keeps_what_it_says_and_they_apply_in_the_docume
     check_distribution({.min_p = 1.0, .seed = 9}, logits, {1, 0, 0, 0, 0});
 }
 
+BOOST_AUTO_TEST_CASE(probabilities_that_meet_a_limit_exactly_are_enough_however_their_logits_are_rounded) {
+    for (const bool as_float : {false, true}) {
+        const auto logits = [&](const std::vector<double>& p) {
+            std::vector<double> all = logits_of(p);
+            for (double& logit : all) logit = as_float ? static_cast<float>(logit) : logit;
+            return all;
+        };
+        check_distribution({.top_p = 0.8, .seed = 1}, logits({0.3, 0.1, 0.1, 0.5}), {0.3, 0, 0, 0.5});
+        check_distribution({.top_p = 0.8, .seed = 2}, logits({0.5, 0.3, 0.2}), {0.5, 0.3, 0});
+        check_distribution({.top_p = 0.9, .seed = 3}, logits({0.4, 0.3, 0.2, 0.1}), {0.4, 0.3, 0.2, 0});
+        check_distribution({.top_k = 3, .top_p = 0.9, .seed = 4}, logits({0.05, 0.5, 0.4, 0.1}), {0, 0.5, 0.4, 0});
+        check_distribution({.min_p = 0.6, .seed = 5}, logits({0.5, 0.3, 0.2}), {0.5, 0.3, 0});
+        check_distribution({.min_p = 0.1, .seed = 6}, logits({0.8, 0.08, 0.12}), {0.8, 0.08, 0.12});
+        check_distribution({.min_p = 1.0, .seed = 7}, logits({0.5, 0.499, 0.001}), {1, 0, 0});
+    }
+}
+
 BOOST_AUTO_TEST_CASE(equal_logits_are_kept_from_the_lowest_id) {
     const std::vector<double> flat(6, 1.0);
     check_distribution({.top_k = 3, .seed = 1}, flat, {1, 1, 1, 0, 0, 0});

@@ -5,8 +5,9 @@
 //   top-k               the k highest logits stay, of equal ones those of the lowest ids
 //   top-p               of these, the shortest list of most probable tokens whose probabilities sum to top_p or more
 //   min-p               of these, tokens of at least min_p times the highest probability
-// and one draw from what stays, renormalised. Sums are kept in double. The random numbers are counter-based: seed,
-// stream and position are the sampler's whole state. Greedy choices draw none.
+// and one draw from what stays, renormalised. Sums are kept in double. Logits are rounded: what is short of top_p or
+// min_p by a millionth of it is enough. The random numbers are counter-based: seed, stream and position are the sampler's
+// whole state. Greedy choices draw none.
 
 #include <algorithm>
 #include <cmath>
@@ -58,8 +59,8 @@ public:
                 vocabulary,
                 options_.temperature,
                 options_.top_k,
-                options_.top_p,
-                options_.min_p,
+                share(),
+                least(),
                 options_.repetition_penalty,
                 options_.temperature == 0.0 ? 0.0 : rng_.uniform()};
     }
@@ -81,11 +82,15 @@ public:
         const double top = *highest;
         for (double& value : weights_) value = std::exp((value - top) / options_.temperature);
         if (options_.top_k > 0 || options_.top_p < 1.0) keep_most_probable();
-        for (double& weight : weights_) weight = weight < options_.min_p ? 0.0 : weight;  // the highest is 1
+        for (double& weight : weights_) weight = weight < least() ? 0.0 : weight;  // the highest is 1
         return draw();
     }
 
 private:
+    static constexpr double nearly = 1.0 - 1e-6;  // what is enough of a limit
+    double share() const { return options_.top_p < 1.0 ? options_.top_p * nearly : 1.0; }
+    double least() const { return options_.min_p * nearly; }
+
     void penalise(std::span<const std::int32_t> history) {
         seen_.assign(weights_.size(), 0);
         for (const std::int32_t id : history) {
@@ -119,7 +124,7 @@ private:
         double total = 0.0, sum = 0.0;
         for (const std::size_t id : order_) total += weights_[id];
         std::size_t kept = 0;
-        for (std::size_t sorted = 0; kept < order_.size() && sum < options_.top_p * total; ++kept) {
+        for (std::size_t sorted = 0; kept < order_.size() && sum < share() * total; ++kept) {
             if (kept == sorted) {
                 sorted = (std::min)(order_.size(), 4 * kept + 64);
                 std::partial_sort(place(kept), place(sorted), order_.end(), before);
