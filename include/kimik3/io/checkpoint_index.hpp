@@ -48,9 +48,10 @@ inline CheckpointIndex parse_checkpoint_index(const std::string& text, const std
     if (metadata == json.end()) return index;
     require(metadata->is_object(), "'{}': 'metadata' must be an object", source);
     if (const auto total = metadata->find("total_size"); total != metadata->end()) {
-        require(total->is_number_integer() && total->get<Index>() >= 0,
+        const double bytes = total->is_number() ? total->get<double>() : -1;  // some tools write 12.0
+        require(bytes >= 0 && bytes < 0x1p53 && bytes == static_cast<double>(static_cast<Index>(bytes)),
                 "'{}': 'metadata.total_size' must be a number of bytes, it is {}", source, shown_name(total->dump()));
-        index.total_bytes = total->get<Index>();
+        index.total_bytes = static_cast<Index>(bytes);
     }
     return index;
 }
