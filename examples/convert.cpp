@@ -60,6 +60,8 @@ void convert(const Options& options) {
     model.tokenizer = tokenizer_of(options, checkpoint);
     model.pre = options.pre;
     model.name = options.name.empty() ? fs::absolute(options.out).stem().string() : options.name;
+    model.progress = [] { require(interrupted == 0, "interrupted"); };
+    catch_interruption();
     const std::vector<ParameterInfo> parameters = parameters_of(config);
     const std::vector<float> weights = read_weights(checkpoint, parameters);
     const GgufModelReport report =
@@ -98,7 +100,7 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--name", options.name, "The model's name in the file [the file's name]");
     app.add_flag("--overwrite", options.overwrite, "Replace a file that is there");
     app.footer("llama.cpp runs a model whose KDA and MLA have equally many heads. Exit codes: 0 done, 1 failed,\n"
-               "2 wrong usage; the file appears whole or not at all.");
+               "2 wrong usage, 130 interrupted; the file appears whole or not at all.");
 }
 
 }  // namespace
@@ -117,6 +119,6 @@ int main(int argc, char** argv) {
         convert(options);
     } catch (const std::exception& problem) {
         fmt::print(stderr, "kimik3-convert: {}\n", problem.what());
-        return 1;
+        return interrupted == 0 ? 1 : 130;
     }
 }

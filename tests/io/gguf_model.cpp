@@ -171,6 +171,22 @@ BOOST_AUTO_TEST_CASE(what_llama_cpp_cannot_express_is_refused_with_a_sentence_an
     refused([](ModelConfig& c) { c.num_experts = 1025; }, "at most 1024 experts; this model has 1025");
 }
 
+BOOST_AUTO_TEST_CASE(b55_progress_is_told_of_every_tensor_and_may_end_the_work_with_nothing_left) {
+    const TemporaryFolder folder;
+    const Numbers numbers(presets::golden);
+    Index told = 0, end = 1 << 20;
+    const auto write = [&] {
+        return write_gguf_model(folder / "model.gguf", presets::golden, numbers.parameters, numbers.all.data(),
+                                {.progress = [&] { require(++told < end, "interrupted"); }});
+    };
+    BOOST_TEST(write().tensors == told);
+    const std::string whole = get(folder / "model.gguf");
+    end = 2 * told;
+    KIMIK3_CHECK_REFUSED(write(), "interrupted");
+    BOOST_TEST((get(folder / "model.gguf") == whole));
+    BOOST_TEST(folder.size() == 1);
+}
+
 BOOST_AUTO_TEST_CASE(a_tensor_that_is_missing_extra_or_too_large_is_refused_by_name) {
     const TemporaryFolder folder;
     Numbers numbers(presets::golden);

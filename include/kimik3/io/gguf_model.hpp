@@ -8,6 +8,7 @@
 // norm of KDA it adds rms_norm_eps, not 1e-6, to the sum of squares.
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -26,6 +27,7 @@ struct GgufModelOptions {
     std::string name = "kimik3";                // general.name
     std::optional<Tokenizer> tokenizer{};       // none: the file has no vocabulary
     std::string pre{};                          // as in format_gguf_tokenizer
+    std::function<void()> progress{};           // called before every tensor is written
 };
 
 /// What a user should know of the file that was written.
@@ -331,6 +333,12 @@ inline GgufModelReport write_gguf_model(const std::string& path, const ModelConf
         keys.emplace_back("tokenizer.ggml.model", std::string("no_vocab"));
     }
     detail::GgufModelTensors model(config, parameters, weights, options.type);
+    if (options.progress)
+        for (GgufTensorToWrite& tensor : model.tensors)
+            tensor.write_numbers = [&, write = std::move(tensor.write_numbers)](const GgufTensorToWrite::Sink& sink) {
+                options.progress();
+                write(sink);
+            };
     write_gguf(path, keys, model.tensors);
     report.tensors = static_cast<Index>(model.tensors.size());
     for (const GgufTensorToWrite& tensor : model.tensors) report.bytes += detail::gguf_tensor_bytes(tensor);
