@@ -30,7 +30,11 @@ inline void describe_run(CLI::App& app, CheckpointArguments& a) {
 
 /// The text of a file, or of standard input where the path is -; option names it in messages.
 inline std::string read_input(const std::string& path, const std::string& option) {
-    if (path == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+    if (path == "-") {
+        const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
+        require(std::ferror(stdin) == 0, "{}: standard input cannot be read", option);
+        return text;
+    }
     std::ifstream file(path, std::ios::binary);
     require(file.is_open() && !std::filesystem::is_directory(path), "{}: '{}' cannot be read", option, path);
     return {std::istreambuf_iterator<char>(file), {}};

@@ -14,7 +14,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.add_option("--max-tokens", a.max_tokens, "Tokens to generate at most")->check(kimik3::zero_or_above());
     app.add_option("--context", a.context, "Tokens kept of a sequence at most; 0: all that the model allows")
         ->check(kimik3::zero_or_above());
-    app.add_flag("--ignore-end", a.ignore_end, "Go on after the tokenizer's end token and those of a generation_config.json");
+    app.add_flag("--ignore-end", a.ignore_end,
+                 "Go on after the tokenizer's end token and those of a generation_config.json");
     app.add_flag("--specials", a.specials, "Special tokens written out in the prompt are those tokens, not text");
 
     app.option_defaults()->group("Drawing a token, in this order");

@@ -90,6 +90,8 @@ law "it is named" ends 0 "Sentence" --checkpoint bare --tokenizer data/tokenizer
 law "a tokenizer that is not there" ends 1 "missing.json" --checkpoint run --tokenizer missing.json
 law "a prompt too long" ends 1 "a prompt has at most 512 tokens" --checkpoint run --tokenizer bytes --prompt "$(head -c 600 book.txt)"
 law "a context too long" ends 1 "1 to 512 tokens" --checkpoint run --prompt a --context 513
+law "standard input that cannot be read" bash -c '"$0" --checkpoint run --prompt-file - 2>stderr <.; [ $? = 1 ]' "$program"
+law "is reported" grep -q -- "--prompt-file: standard input cannot be read" stderr
 law "no prompt file" ends 1 "'missing.txt' cannot be read" --checkpoint run --prompt-file missing.txt
 cp -r run/step-00000040 other
 sed -i 's/"num_experts_per_token": 2/"num_experts_per_token": 3/' other/config.json
