@@ -3,6 +3,7 @@
 // by line (JSONL), as often as they are visited; what cannot be read twice, such as a pipe, is kept in memory.
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -83,7 +84,7 @@ private:
         for (char block[1 << 16]; stream.read(block, sizeof block), stream.gcount() > 0;) {
             text.append(block, to_size(stream.gcount()));
         }
-        require(!stream.bad(), "{}: cannot read the input", name);
+        require(!stream.bad() && (name != "-" || std::ferror(stdin) == 0), "{}: cannot read the input", name);
         return text;
     }
 
@@ -110,7 +111,13 @@ private:
         // The parser takes a zero for the end of its input.
         if (line.find('\0') != line.npos) return "the line has a zero byte";
         try {
-            const nlohmann::json object = nlohmann::json::parse(line);
+            int fields = 0;  // of that name, of which the parser keeps the last
+            const auto count = [&](int depth, nlohmann::json::parse_event_t event, const nlohmann::json& key) {
+                fields += depth == 1 && event == nlohmann::json::parse_event_t::key && key == options_.field;
+                return true;
+            };
+            const nlohmann::json object = nlohmann::json::parse(line, count);
+            if (fields > 1) return fmt::format("the object has the field \"{}\" {} times", options_.field, fields);
             if (!object.is_object()) return fmt::format("a line is a JSON object, this is {}", object.type_name());
             const auto value = object.find(options_.field);
             if (value == object.end()) return fmt::format("the object has no field \"{}\"", options_.field);

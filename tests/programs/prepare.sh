@@ -90,6 +90,11 @@ tail -n +4 bad.jsonl >bad4.jsonl
 law "no object" ends 1 'bad4.jsonl:1: a line is a JSON object, this is array' bad4.jsonl -o e1
 tail -n +5 bad.jsonl >bad5.jsonl
 law "no UTF-8" ends 1 'bad5.jsonl:1: not JSON, from byte 11' bad5.jsonl -o e1
+printf '{"text": "a", "x": {"text": "c"}}\n{"text": "a", "\\u0074ext": "b"}\n' >twice.jsonl
+law "a text given twice" ends 1 'twice.jsonl:2: the object has the field "text" 2 times' twice.jsonl -o e1
+law "standard input that cannot be read" bash -c '"$0" - -o e1 --tokenizer bytes 2>stderr <.; [ $? = 1 ]' "$program"
+law "is reported" grep -q -- "-: cannot read the input" stderr
+law "a file that is no tokenizer" ends 1 "'a.txt' is no other form of a tokenizer and no rank file: line 1" a.txt -o e1 --tokenizer a.txt
 printf '{"text": "a"}\0{"text": "b"}\n' >zero.jsonl
 law "a zero byte" ends 1 'zero.jsonl:1: the line has a zero byte' zero.jsonl -o e1
 law "no input file" ends 1 "missing.txt: cannot open the input: No such file" missing.txt -o e1
@@ -133,7 +138,7 @@ law "nothing is left" absent e3
 begun e4
 kill -KILL $!
 wait $! 2>/dev/null
-law "a killed run leaves its folder" compgen -G "e4/.prepare-*"
+law "a killed run leaves its folder" test -n "$(compgen -G "e4/.prepare-*")"
 law "it is in nobody's way" ends 0 "shards" a.txt -o e4 --tokenizer bytes --val-fraction 0
 law "and goes" equal "$(ls -A e4 | xargs)" "tokenizer.json train_000000.bin"
 

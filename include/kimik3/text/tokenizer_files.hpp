@@ -52,7 +52,7 @@ inline std::string from_base64(std::string_view text, Index line) {
                           : c == '+'             ? 62
                           : c == '/'             ? 63
                                                  : -1;
-        require(value >= 0, "line {} of the rank file is not base64: '{}'", line, text);
+        require(value >= 0, "line {} of the rank file is not base64: '{}'", line, text.substr(0, 80));
         bits = ((bits << 6) | static_cast<std::uint32_t>(value)) & 0xffffff;
         if ((count += 6) >= 8) {
             count -= 8;
@@ -61,7 +61,7 @@ inline std::string from_base64(std::string_view text, Index line) {
     }
     const bool padded = text.size() % 4 == 0 && text.size() - at <= 2 &&
                         text.substr(at) == std::string_view("==").substr(0, text.size() - at);
-    require(padded && !out.empty(), "line {} of the rank file is not base64: '{}'", line, text);
+    require(padded && !out.empty(), "line {} of the rank file is not base64: '{}'", line, text.substr(0, 80));
     return out;
 }
 
@@ -178,7 +178,8 @@ inline TokenizerSpec parse_tiktoken(std::string_view text, std::string_view patt
     detail::for_each_line(text, [&](std::string_view line, Index number) {
         if (line.empty()) return;
         const std::size_t space = line.find(' ');
-        require(space != std::string_view::npos, "line {} of the rank file is not \"base64 rank\": '{}'", number, line);
+        require(space != std::string_view::npos, "line {} of the rank file is not \"base64 rank\": '{}'", number,
+                line.substr(0, 80));
         spec.vocabulary.push_back(
             {detail::from_base64(line.substr(0, space), number), detail::parse_rank(line.substr(space + 1), number)});
     });
@@ -211,7 +212,13 @@ inline TokenizerSpec parse_gpt2(std::string_view vocab_json, std::string_view me
 }
 
 inline Tokenizer read_tiktoken(const std::string& path) {
-    TokenizerSpec spec = parse_tiktoken(detail::read_text_file(path));
+    const std::string text = detail::read_text_file(path);
+    TokenizerSpec spec;
+    try {
+        spec = parse_tiktoken(text);
+    } catch (const Error& error) {
+        fail("'{}' is no other form of a tokenizer and no rank file: {}", path, error.what());
+    }
     const detail::Json config = detail::read_tokenizer_config(std::filesystem::path(path).parent_path());
     detail::add_special_tokens(spec, config);
     for (const AddedToken& token : spec.added_tokens) {
