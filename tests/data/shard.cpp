@@ -173,7 +173,7 @@ BOOST_AUTO_TEST_CASE(ids_in_memory_obey_the_same_law) {
 
 BOOST_AUTO_TEST_CASE(the_shards_of_a_split_are_listed_by_name) {
     for (const char* name : {"train_000001.bin", "train_000000.bin", "val_000000.bin", "interval.bin", "train.txt",
-                             "tiny_shakespeare_val.bin"}) {
+                             "tiny_shakespeare_val.bin", "._train_000000.bin"}) {
         std::ofstream(*this / name) << "x";
     }
     const auto names = [&](const char* split) {

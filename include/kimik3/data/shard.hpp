@@ -204,13 +204,14 @@ private:
 };
 
 /// The shards of one split ("train", "val") in a folder, by name: files whose name ends in .bin and has the split as a
-/// word, such as train_000000.bin or tiny_shakespeare_val.bin.
+/// word, such as train_000000.bin or tiny_shakespeare_val.bin. Hidden files, such as those that macOS puts beside others
+/// (._train_000000.bin), are none.
 inline std::vector<std::filesystem::path> find_shards(const std::filesystem::path& folder, std::string_view split) {
     std::error_code error;
     std::vector<std::filesystem::path> found;
     std::filesystem::directory_iterator entry(folder, error);
     for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-        if (entry->path().extension() != ".bin") continue;
+        if (entry->path().extension() != ".bin" || entry->path().filename().string().starts_with('.')) continue;
         const std::string words = fmt::format("_{}_", entry->path().stem().string());
         if (words.find(fmt::format("_{}_", split)) != std::string::npos) found.push_back(entry->path());
     }
