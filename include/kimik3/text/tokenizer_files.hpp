@@ -260,10 +260,7 @@ inline std::vector<std::string> save_tokenizer(const Tokenizer& tokenizer, const
     };
     name("bos_token", tokenizer.begin_id());
     name("eos_token", tokenizer.end_id());
-    AtomicFile file(folder / "tokenizer_config.json");
-    const std::string text = config.dump(1) + "\n";
-    file.write(text.data(), text.size());
-    file.commit();
+    write_text_file(folder / "tokenizer_config.json", config.dump(1) + "\n");
     return {"tokenizer.json", "tokenizer_config.json"};
 }
 

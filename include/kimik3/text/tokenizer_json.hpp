@@ -404,10 +404,7 @@ inline std::string write_tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 inline void save_tokenizer_json(const Tokenizer& tokenizer, const std::string& path) {
-    const std::string text = write_tokenizer_json(tokenizer);
-    AtomicFile file(path);
-    file.write(text.data(), text.size());
-    file.commit();
+    write_text_file(path, write_tokenizer_json(tokenizer));
 }
 
 }  // namespace kimik3
