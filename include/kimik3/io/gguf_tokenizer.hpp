@@ -6,6 +6,7 @@
 // token is put around a text: add_bos_token is written as false and not carried out.
 
 #include <algorithm>
+#include <fstream>
 #include <span>
 
 #include "kimik3/io/gguf.hpp"
