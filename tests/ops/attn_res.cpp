@@ -114,6 +114,22 @@ BOOST_AUTO_TEST_CASE(gradients_equal_differences) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(gradients_stay_exact_in_float_where_one_candidate_outweighs_the_rest) {
+    const auto settle = [](auto& mix) {
+        for (auto& scorer : mix.pi.span()) scorer *= 4;
+        mix.forward(Context<Cpu>(1));
+        mix.backward(Context<Cpu>(1));
+    };
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+        Mix<float> mix(3, 1, 48, seed);
+        Mix<double> exact(3, 1, 48, seed);
+        settle(mix);
+        settle(exact);
+        KIMIK3_CHECK_CLOSE(mix.dgamma.values(), exact.dgamma.values(), 1e-4);
+        KIMIK3_CHECK_CLOSE(mix.dpi.values(), exact.dpi.values(), 1e-4);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(gradients_are_added) {
     const Context<Cpu> ctx(1);
     Mix<double> once(3, 4, 7), twice(3, 4, 7);

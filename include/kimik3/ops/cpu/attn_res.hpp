@@ -3,6 +3,7 @@
 // pass. The sum over tokens in backward is split into blocks of fixed size, so it does not depend on the number of
 // threads.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -32,19 +33,26 @@ inline TwoDots<T> two_dots(const T* v, const T* a, const T* b, const T* c, Index
 /// Backward of the tokens [first, last); dw [D] is overwritten with their share.
 template <class T>
 void local_attn_res_backward(Index first, Index last, In<T> dh, const Candidates<const T>& candidates,
-                             InVector<T> gamma, InVector<T> pi, In<T> p, In<T> r, In<T> h,
-                             const Candidates<T>& dcandidates, T* dw) {
+                             InVector<T> gamma, InVector<T> pi, In<T> p, In<T> r, const Candidates<T>& dcandidates,
+                             T* dw) {
     const Index width = dh.cols, count = candidates.count;
     for_lanes<T>(width, [&](auto at) { at.store(dw, lane(T(0))); });
     for (Index n = first; n < last; ++n) {
         const T* gradient = dh.row(n);
-        const T pulled = dot(gradient, h.row(n), width);
+        T dh_v[max_candidates], w_v[max_candidates];
+        for (Index j = 0; j < count; ++j) {
+            const TwoDots<T> dots = two_dots(candidates.view[j].row(n), gradient, gamma.data, pi.data, width);
+            dh_v[j] = dots.first, w_v[j] = dots.second;
+        }
+        // Counted from dh . v of the heaviest candidate: dh . v_j - dh . h may be far below the rounding of either.
+        const T from = dh_v[std::max_element(p.row(n), p.row(n) + count) - p.row(n)];
+        T pulled = T(0);
+        for (Index j = 0; j < count; ++j) pulled += p(n, j) * (dh_v[j] -= from);
         T score_slope[max_candidates], along_v[max_candidates];
         for (Index j = 0; j < count; ++j) {
-            const auto [dh_v, w_v] = two_dots(candidates.view[j].row(n), gradient, gamma.data, pi.data, width);
             // (RES-3), times r
-            score_slope[j] = p(n, j) * (dh_v - pulled) * r(n, j);
-            along_v[j] = score_slope[j] * w_v * r(n, j) * r(n, j) / static_cast<T>(width);
+            score_slope[j] = p(n, j) * (dh_v[j] - pulled) * r(n, j);
+            along_v[j] = score_slope[j] * w_v[j] * r(n, j) * r(n, j) / static_cast<T>(width);
         }
         for_lanes<T>(width, [&](auto at) {
             const Lane<T> from_h = at.load(gradient), w = at.load(gamma.data) * at.load(pi.data);
@@ -107,7 +115,7 @@ void attn_res_backward(const Context<Cpu>& ctx, In<T> dh, const std::type_identi
     ctx.parallel(blocks, 1, [&](Index first, Index last) {
         for (Index b = first; b < last; ++b) {
             detail::local_attn_res_backward<T>(b * block, (std::min)(rows, (b + 1) * block), dh, candidates, gamma, pi,
-                                               p, r, h, dcandidates, dw.row(b));
+                                               p, r, dcandidates, dw.row(b));
         }
     });
     detail::for_lanes<T>(width, [&](auto at) {
