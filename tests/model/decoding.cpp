@@ -191,7 +191,7 @@ BOOST_AUTO_TEST_CASE(b66_a_step_that_does_not_fit_is_refused_and_changes_nothing
     const std::vector<Index> counts{1, 1}, same{0, 0}, outside{0, 1};
     BOOST_CHECK_THROW(model.step(twin, Tokens(tokens).first(2), counts, same), Error);
     BOOST_CHECK_THROW(model.step(twin, Tokens(tokens).first(2), counts, outside), Error);
-    BOOST_CHECK_THROW(model.new_state(0), Error);
+    for (Index slots : {0, -1}) BOOST_CHECK_THROW(model.new_state(slots), Error);
     BOOST_CHECK_THROW(model.new_state(1, four_layers.max_seq_len + 1), Error);
 }
 

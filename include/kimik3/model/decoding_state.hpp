@@ -4,6 +4,7 @@
 // branches a sequence. A recurrent state cannot forget its last tokens, so it is shortened only to nothing; go back by
 // a snapshot.
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -20,7 +21,7 @@ public:
 
     /// Room for slots sequences of up to max_len tokens, all empty.
     DecodingState(Context<Backend> ctx, const ModelConfig& config, Index slots, Index max_len)
-        : ctx_(std::move(ctx)), config_(&config), max_len_(max_len), lengths_(to_size(slots), 0) {
+        : ctx_(std::move(ctx)), config_(&config), max_len_(max_len), lengths_(to_size((std::max)(Index{0}, slots)), 0) {
         require(slots >= 1, "a decoding state has at least one slot, got {}", slots);
         require(max_len >= 1 && max_len <= config.max_seq_len,
                 "a decoding state holds 1 to {} tokens a sequence, got {}", config.max_seq_len, max_len);
