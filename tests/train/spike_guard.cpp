@@ -32,6 +32,15 @@ BOOST_AUTO_TEST_CASE(the_limit_follows_the_mean_slowly_after_a_spike_and_in_the_
     BOOST_TEST(std::abs(guard.norm_limit() - 1.5 * 400.0) < 1e-6);
 }
 
+BOOST_AUTO_TEST_CASE(steps_go_on_after_gradients_of_zero) {
+    SpikeGuard guard({.factor = 1.5, .memory = 0.9, .warmup = 3});
+    for (int step = 0; step < 5; ++step) guard.see(0.0);
+    BOOST_TEST(guard.norm_limit() == infinity);
+    guard.see(2.0);
+    BOOST_TEST(guard.norm_limit() > 0.0);
+    BOOST_TEST(guard.norm_limit() < infinity);
+}
+
 BOOST_AUTO_TEST_CASE(a_restored_guard_goes_on_bit_for_bit) {
     const SpikeGuardOptions options{.factor = 2.0, .warmup = 2};
     SpikeGuard whole(options), resumed(options);

@@ -32,9 +32,9 @@ public:
         require(options.warmup >= 1, "a spike guard sees 1 norm or more before it judges, got {}", options.warmup);
     }
 
-    /// The largest norm that is no spike.
+    /// The largest norm that is no spike; beside a mean of zero, from which it could never rise, none is.
     double norm_limit() const {
-        const bool judges = options_.factor > 0.0 && state_.seen >= options_.warmup;
+        const bool judges = options_.factor > 0.0 && state_.seen >= options_.warmup && state_.average > 0.0;
         return judges ? options_.factor * state_.average : std::numeric_limits<double>::infinity();
     }
 
