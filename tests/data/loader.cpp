@@ -170,8 +170,10 @@ BOOST_AUTO_TEST_CASE(a_position_of_other_data_is_refused) {
     refused(loader({33}, 2, 8, Order::shuffled), "another list of shards");
     refused(loader({40, 33}, 2, 8, Order::shuffled), "another list of shards");
     refused(loader({33, 40}, 2, 4, Order::shuffled), "windows of 4 tokens, these have 8");
-    refused(loader({33, 40}, 2, 8, Order::sequential), "order 0 with seed 7, this is order 1 with seed 7");
-    refused(loader({33, 40}, 2, 8, Order::shuffled, 8), "order 1 with seed 8, this is order 1 with seed 7");
+    refused(loader({33, 40}, 2, 8, Order::sequential),
+            "sequential order with seed 7, this is the shuffled order with seed 7");
+    refused(loader({33, 40}, 2, 8, Order::shuffled, 8),
+            "shuffled order with seed 8, this is the shuffled order with seed 7");
     std::vector<Shard> renamed = counting_shards({33});
     renamed.emplace_back("other", Ids(40), 10);
     refused({TokenWindows(std::move(renamed), 8), 2, Order::shuffled, 7}, "another list of shards");

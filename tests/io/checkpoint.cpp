@@ -148,12 +148,14 @@ BOOST_AUTO_TEST_CASE(b53_another_run_is_refused_and_the_trainer_stays_as_it_was)
     refused(some_data(Order::shuffled, 5, std::move(one_shard)), options, "another list of shards");
     refused(some_data(Order::shuffled, 5, std::move(swapped)), options, "another list of shards");
     refused(some_data(Order::sequential), options,
-            "the saved position is of order 1 with seed 5, this is order 0 with seed 5");
-    refused(some_data(Order::shuffled, 6), options, "with seed 5, this is order 1 with seed 6");
+            "the saved position is of the shuffled order with seed 5, this is the sequential order with seed 5");
+    refused(some_data(Order::shuffled, 6), options, "with seed 5, this is the shuffled order with seed 6");
     refused(some_data(Order::shuffled, 5, some_shards(), 6), options, "windows of 12 tokens, these have 6");
     TrainingOptions adamw = options;
     adamw.optimizer.kind = OptimizerKind::adamw;
-    refused(some_data(Order::shuffled), adamw, "the saved optimizer state lacks 'adamw.exp_avg.");
+    refused(some_data(Order::shuffled), adamw,
+            "the saved optimizer state lacks 'adamw.exp_avg.model.layers.0.self_attn.q_proj.weight'; a run goes on with "
+            "the kind of optimizer that it began with");
 }
 
 BOOST_AUTO_TEST_CASE(b53_another_model_is_refused_by_the_fields_that_differ) {

@@ -12,6 +12,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -102,6 +103,8 @@ private:
 
 enum class Order { sequential, shuffled };
 
+constexpr std::string_view name_of(Order order) { return order == Order::sequential ? "sequential" : "shuffled"; }
+
 /// Where a loader stands, and what that position is good for.
 struct LoaderState {
     std::uint64_t shards = 0;  // fingerprint of the shard list
@@ -148,8 +151,8 @@ public:
         require(saved.seq == state_.seq, "the saved position is of windows of {} tokens, these have {}", saved.seq,
                 state_.seq);
         require(saved.order == state_.order && saved.seed == state_.seed,
-                "the saved position is of order {} with seed {}, this is order {} with seed {}",
-                static_cast<int>(saved.order), saved.seed, static_cast<int>(state_.order), state_.seed);
+                "the saved position is of the {} order with seed {}, this is the {} order with seed {}",
+                name_of(saved.order), saved.seed, name_of(state_.order), state_.seed);
         require(saved.epoch >= 0 && 0 <= saved.window && saved.window <= windows_.count(),
                 "the saved position, window {} of epoch {}, is not one of {} windows", saved.window, saved.epoch,
                 windows_.count());

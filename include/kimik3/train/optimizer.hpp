@@ -149,7 +149,9 @@ public:
         require(steps >= 0, "an optimizer has taken 0 steps or more, got {}", steps);
         const std::vector<StateTensor<A>> tensors = state();
         for (const StateTensor<A>& tensor : tensors) {
-            require(source.contains(tensor.name), "the saved optimizer state lacks '{}'", tensor.name);
+            require(source.contains(tensor.name),
+                    "the saved optimizer state lacks '{}'; a run goes on with the kind of optimizer that it began with",
+                    tensor.name);
             const std::vector<Index>& shape = source.find(tensor.name).shape;
             require(shape == tensor.shape, "the saved optimizer state '{}' must have the shape [{}], got [{}]",
                     tensor.name, detail::listed(tensor.shape), detail::listed(shape));
