@@ -12,10 +12,19 @@
 
 namespace kimik3 {
 
+/// Whether digits alone say what CLI11 would not read: it takes 010 for eight, and what is too large for the largest.
+inline bool misread(const std::string& text) {
+    std::uint64_t number = 0;
+    if (text.empty() || text.find_first_not_of("0123456789") != text.npos) return false;
+    return (text.size() > 1 && text.front() == '0') ||
+           std::from_chars(text.data(), text.data() + text.size(), number).ec != std::errc();
+}
+
 /// kind is what --help shows.
 template <class Holds>
 CLI::Validator number_rule(const std::string& kind, const std::string& rule, Holds holds) {
     const auto complaint = [rule, holds](std::string& text) -> std::string {
+        if (misread(text)) return fmt::format("{}, below 2^64 and without zeros before it, got '{}'", rule, text);
         double number = std::numeric_limits<double>::quiet_NaN();
         if (!CLI::detail::lexical_cast(text, number) || !holds(number)) return fmt::format("{}, got '{}'", rule, text);
         std::uint64_t whole = 0;

@@ -134,6 +134,10 @@ law "no steps" ends 2 "--steps: a number above 0 is wanted, got '0'" "${small[@]
 law "no rate" ends 2 "--lr: a number above 0 is wanted, got 'nan'" "${small[@]}" --out e2 --lr nan
 law "no number" ends 2 "--lr" "${small[@]}" --out e2 --lr fast
 law "a seed below zero" ends 2 "--seed" "${small[@]}" --out e2 --seed -1
+law "a number that C reads in base eight" ends 2 "--steps: a number above 0 is wanted, below 2^64 and without zeros" \
+    "${small[@]}" --out e2 --steps 010
+law "a seed beyond its type" ends 2 "--seed: 0 or a number above it is wanted, below 2^64" "${small[@]}" --out e2 \
+    --seed 18446744073709551616
 law "nothing is left" absent e2
 
 [ $failed = 0 ] && echo "all laws hold"
