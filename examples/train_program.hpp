@@ -14,15 +14,25 @@
 
 namespace kimik3 {
 
-/// The shards of one split of a data folder. Each is a file that stays open, so the process takes all that it may open.
-inline std::vector<Shard> open_shards(const std::filesystem::path& data, std::string_view split, Index vocabulary) {
+/// The shards of one split of a data folder, of which one at least holds a sequence of seq tokens. Each is a file that
+/// stays open, so the process takes all that it may open.
+inline std::vector<Shard> open_shards(const std::filesystem::path& data, std::string_view split, Index vocabulary,
+                                      Index seq) {
     rlimit files{};
     if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         ::setrlimit(RLIMIT_NOFILE, &files);
     }
     std::vector<Shard> shards;
-    for (const auto& path : list_shards(data, split)) shards.emplace_back(path, vocabulary);
+    Index longest = 0;
+    for (const auto& path : list_shards(data, split)) {
+        shards.emplace_back(path, vocabulary);
+        longest = (std::max)(longest, shards.back().tokens());
+    }
+    require(longest > seq,
+            "--seq: a sequence of {} tokens and its target need a shard of {}, the longest {} shard in '{}' has {}; "
+            "take a smaller --seq, or prepare more text",
+            seq, seq + 1, split, data.string(), longest);
     return shards;
 }
 
@@ -41,7 +51,7 @@ public:
         if (a_.recompute) model_.keep(Keep::sums);
         scratch_ = scratch_of_step(model_, model_.context(), a_.batch, seq_);
         if (!find_shards(a_.data, "val").empty()) {  // a folder without shards of it trains all the same
-            auto shards = open_shards(a_.data, "val", Model::config.vocab_size);
+            auto shards = open_shards(a_.data, "val", Model::config.vocab_size, seq_);
             val_tokens_ = count_tokens(shards);
             validation_.emplace(std::move(shards), seq_);
         }
@@ -117,7 +127,7 @@ private:
     static std::filesystem::path tokenizer_of(const TrainArguments& a) { return a.data / "tokenizer.json"; }
 
     TokenLoader loader() {
-        auto shards = open_shards(a_.data, "train", Model::config.vocab_size);
+        auto shards = open_shards(a_.data, "train", Model::config.vocab_size, seq_);
         train_tokens_ = count_tokens(shards);
         return TokenLoader(TokenWindows(std::move(shards), seq_), a_.batch,
                            a_.sequential ? Order::sequential : Order::shuffled, a_.seed);
@@ -166,7 +176,7 @@ private:
             windows.read(first, probe_batch_);
         };
         if (validation_) read(*validation_);
-        else read(TokenWindows(open_shards(a_.data, "train", Model::config.vocab_size), seq_));
+        else read(TokenWindows(open_shards(a_.data, "train", Model::config.vocab_size, seq_), seq_));
         const char* split = validation_ ? "validation" : "training";
         probe_text_ = fmt::format("the first {} tokens of the {} text", probe_batch_.tokens.size(), split);
     }
@@ -188,7 +198,8 @@ private:
             {"data", fmt::format("{} training tokens, {} for validation", train_tokens_, val_tokens_)},
             {"a step", fmt::format("{} x {} x {} = {} tokens", a_.accumulation, a_.batch, seq_, step_tokens)},
             {"steps", fmt::format("{}, {:.2f} epochs", a_.steps,
-                                  static_cast<double>(a_.steps * step_tokens) / static_cast<double>(train_tokens_))},
+                                  static_cast<double>(a_.steps) * static_cast<double>(step_tokens) /
+                                      static_cast<double>(train_tokens_))},
             {"optimizer", fmt::format("{}, lr {} {}, decay {}, clip {}", a_.optimizer, a_.lr, a_.schedule,
                                       a_.weight_decay, a_.clip)},
             {"work", fmt::format("{}FLOP a token", shown_amount(flops))},
