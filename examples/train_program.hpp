@@ -62,7 +62,9 @@ public:
 
     bool run() {
         if (a_.resume) resume();
-        std::filesystem::create_directories(a_.out);
+        std::error_code problem;
+        std::filesystem::create_directories(a_.out, problem);
+        require(!problem, "--out: '{}' cannot be made a folder: {}", a_.out.string(), problem.message());
         print_table(facts());
         MetricsFile metrics(metrics_path(),
                             {"loss", "val_loss", "lr", "gradient_norm", "tokens", "tokens_per_second"},

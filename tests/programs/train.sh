@@ -138,6 +138,7 @@ law "a number that C reads in base eight" ends 2 "--steps: a number above 0 is w
     "${small[@]}" --out e2 --steps 010
 law "a seed beyond its type" ends 2 "--seed: 0 or a number above it is wanted, below 2^64" "${small[@]}" --out e2 \
     --seed 18446744073709551616
+law "a file in the folder's place" ends 1 "--out: 'book.txt' cannot be made a folder" "${small[@]}" --out book.txt
 head -c 400 book.txt >page.txt
 "$programs/kimik3-prepare" page.txt --out page --tokenizer data/tokenizer.json >/dev/null || exit 1
 law "a validation text below one sequence" ends 1 "the longest val shard in 'page' has" --preset tiny --data page \
