@@ -1,6 +1,6 @@
 #pragma once
 // Rules of the numbers on command lines, which complain in a sentence. CLI11's own show the limits of double, 309
-// digits long, and let NaN pass; its conversion makes the largest number there is of whole numbers above it.
+// digits long, and let NaN pass.
 
 #include <fmt/core.h>
 
@@ -26,11 +26,8 @@ CLI::Validator number_rule(const std::string& kind, const std::string& rule, Hol
     const auto complaint = [rule, holds](std::string& text) -> std::string {
         if (misread(text)) return fmt::format("{}, below 2^64 and without zeros before it, got '{}'", rule, text);
         double number = std::numeric_limits<double>::quiet_NaN();
-        if (!CLI::detail::lexical_cast(text, number) || !holds(number)) return fmt::format("{}, got '{}'", rule, text);
-        std::uint64_t whole = 0;
-        const auto end = text.data() + text.size();
-        const bool beyond = std::from_chars(text.data(), end, whole).ec == std::errc::result_out_of_range;
-        return beyond ? fmt::format("a number below 2^64 is wanted, got '{}'", text) : "";
+        const bool fits = CLI::detail::lexical_cast(text, number) && holds(number);
+        return fits ? "" : fmt::format("{}, got '{}'", rule, text);
     };
     return CLI::Validator(complaint, kind, kind);
 }

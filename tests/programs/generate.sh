@@ -118,7 +118,7 @@ law "no arguments" ends 2 "--checkpoint is required"
 law "an unknown option" ends 2 "--nonsense" --checkpoint run --nonsense
 law "a negative temperature" ends 2 "--temperature: 0 or a number above it is wanted, got '-1'" --checkpoint run --temperature -1
 law "no number" ends 2 "--temperature: 0 or a number above it is wanted, got 'nan'" --checkpoint run --temperature nan
-law "a number that no seed holds" ends 2 "--seed: a number below 2^64 is wanted, got '18446744073709551616'" --checkpoint run \
+law "a number that no seed holds" ends 2 "--seed: 0 or a number above it is wanted, below 2^64" --checkpoint run \
     --seed 18446744073709551616
 law "the largest seed" ends 0 "a" --checkpoint run --prompt a --max-tokens 1 --seed 18446744073709551615
 law "a probability" ends 2 "--top-p" --checkpoint run --top-p 1.5
