@@ -45,7 +45,7 @@ public:
         score_texts();
         if (!a_.choices.empty()) score_choices();
         if (a_.json) fmt::print("{}\n", result_.dump(2, ' ', false, Json::error_handler_t::replace));
-        require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
+        finish_output();
     }
 
 private:

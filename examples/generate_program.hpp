@@ -110,7 +110,7 @@ bool ModelPrograms<config, device, Number>::generate(const GenerateArguments& a)
         if (!streaming) fmt::print("=== {} ===\n{}\n", s + 1, texts[s]);
     }
     if (streaming) fmt::print("\n");
-    require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
+    finish_output();
     for (Index s = 0; s < batch.size(); ++s) {
         require(batch.finish(s) != Finish::failed, "sequence {}: {}", s + 1, batch.error(s));
         if (!a.quiet) fmt::print(stderr, "{}{} tokens, end: {}\n", streaming ? "" : fmt::format("{}: ", s + 1),

@@ -78,7 +78,7 @@ public:
         if (a_.prompt) look_at_prompt();
         write_report(a_.out, page_);
         print_table({{"page", a_.out.string()}});
-        require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
+        finish_output();
     }
 
 private:

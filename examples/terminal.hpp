@@ -31,6 +31,11 @@ inline void catch_interruption() {
 /// From now on a file that grows beyond what `ulimit -f` allows is an error of its write and does not end the program.
 inline void survive_file_limit() { std::signal(SIGXFSZ, SIG_IGN); }
 
+/// What was printed is written, or it is an error.
+inline void finish_output() {
+    require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, "standard output cannot be written");
+}
+
 class Stopwatch {
 public:
     double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }

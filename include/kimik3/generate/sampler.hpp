@@ -6,8 +6,8 @@
 //   top-p               of these, the shortest list of most probable tokens whose probabilities sum to top_p or more
 //   min-p               of these, tokens of at least min_p times the highest probability
 // and one draw from what stays, renormalised. Sums are kept in double. Logits are rounded: what is short of top_p or
-// min_p by a millionth of it is enough. The random numbers are counter-based: seed, stream and position are the sampler's
-// whole state. Greedy choices draw none.
+// min_p by a millionth of it is enough. The random numbers are counter-based: seed, stream and position are the
+// sampler's whole state. Greedy choices draw none.
 
 #include <algorithm>
 #include <cmath>
