@@ -3,8 +3,11 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <csignal>
+#include <fstream>
+#include <thread>
 
 #include "io/files.hpp"
 
@@ -153,6 +156,22 @@ BOOST_AUTO_TEST_CASE(two_writers_of_one_folder_do_not_mix) {
     first.commit();
     BOOST_TEST(get(around / "run/a") == "first");
     BOOST_TEST(!fs::exists(around / "run/b"));
+}
+
+BOOST_AUTO_TEST_CASE(writers_that_start_at_one_moment_leave_each_other_alone) {
+    const TemporaryFolder around;
+    std::atomic<int> lost = 0;
+    const auto begin = [&] {
+        for (int n = 0; n < 300; ++n) {
+            const AtomicFolder folder(around / "run");
+            if (!std::ofstream(folder.path() / "f").is_open()) ++lost;
+        }
+    };
+    std::vector<std::jthread> writers;
+    for (int w = 0; w < 4; ++w) writers.emplace_back(begin);
+    writers.clear();
+    BOOST_CHECK_EQUAL(lost, 0);
+    BOOST_TEST(fs::is_empty(around / ""));
 }
 
 BOOST_AUTO_TEST_CASE(only_a_folder_in_a_writable_folder_is_replaced) {

@@ -60,6 +60,19 @@ inline std::filesystem::path behind_links(const std::filesystem::path& path) {
 
 inline bool try_lock(const Descriptor& file) { return ::flock(file.number(), LOCK_EX | LOCK_NB) == 0; }
 
+/// Whether the name still leads to what was opened.
+inline bool is_named(const Descriptor& opened, const std::filesystem::path& name) {
+    struct stat own {}, named {};
+    return ::fstat(opened.number(), &own) == 0 && ::stat(name.c_str(), &named) == 0 && named.st_ino == own.st_ino &&
+           named.st_dev == own.st_dev;
+}
+
+/// Locks a writer's own temporary; false where another writer, which came before the lock, took it for a leftover.
+inline bool lock_own(const Descriptor& temporary, const std::filesystem::path& name) {
+    ::flock(temporary.number(), LOCK_EX);
+    return is_named(temporary, name);
+}
+
 /// Removes the temporaries of killed writers of the target, NAME.PID-N.tmp: nobody holds their locks.
 inline void remove_leftovers(const std::filesystem::path& target) {
     std::error_code error;
@@ -72,7 +85,8 @@ inline void remove_leftovers(const std::filesystem::path& target) {
         if (!numbered || !name.ends_with(end)) continue;
         const Descriptor left(::open(entry->path().c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
         std::error_code ignored;
-        if (left.is_open() && try_lock(left)) std::filesystem::remove_all(entry->path(), ignored);
+        if (left.is_open() && try_lock(left) && is_named(left, entry->path()))
+            std::filesystem::remove_all(entry->path(), ignored);
     }
 }
 
@@ -92,7 +106,7 @@ public:
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             file_ = detail::Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
             check(file_.is_open() || (errno == EEXIST && attempt < 1000), "create");
-            if (file_.is_open() && !is_ours()) file_.close();
+            if (file_.is_open() && !detail::lock_own(file_, temporary_)) file_.close();
         }
     }
     AtomicFile(const AtomicFile&) = delete;
@@ -133,13 +147,6 @@ public:
 private:
     void check(bool done, const char* step) const {
         if (!done) fail("{}: cannot {} the file: {}", target_.string(), step, detail::system_reason());
-    }
-
-    /// Locks the temporary; false where another writer, which came before the lock, took it for a leftover.
-    bool is_ours() const {
-        struct stat info {};
-        ::flock(file_.number(), LOCK_EX);
-        return ::fstat(file_.number(), &info) != 0 || info.st_nlink > 0;
     }
 
     void write_at(Index offset, const void* data, std::size_t bytes) {

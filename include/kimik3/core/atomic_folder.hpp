@@ -21,13 +21,15 @@ public:
         require(!std::filesystem::exists(status) || std::filesystem::is_directory(status),
                 "{}: only a folder is replaced by a folder", target_.string());
         detail::remove_leftovers(target_);
+        // A name that exists belongs to another thread.
         for (int attempt = 0;; ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
-            if (::mkdir(temporary_.c_str(), 0777) == 0) break;
-            check(errno == EEXIST && attempt < 1000, "create");
+            const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
+            check(made || (errno == EEXIST && attempt < 1000), "create");
+            if (!made) continue;
+            lock_ = open(temporary_);
+            if (lock_.is_open() ? detail::lock_own(lock_, temporary_) : errno != ENOENT) break;
         }
-        lock_ = open(temporary_);
-        detail::try_lock(lock_);
     }
     AtomicFolder(const AtomicFolder&) = delete;
     AtomicFolder& operator=(const AtomicFolder&) = delete;
