@@ -239,7 +239,10 @@ BOOST_AUTO_TEST_CASE(sizes_that_make_no_sense_are_refused) {
     BOOST_CHECK_THROW(loader({}, 1, 8, Order::sequential), kimik3::Error);
     BOOST_CHECK_THROW(loader({33}, 1, (std::numeric_limits<Index>::max)(), Order::sequential), kimik3::Error);
     BOOST_CHECK_THROW(loader({33}, (std::numeric_limits<Index>::max)(), 8, Order::sequential), kimik3::Error);
-    BOOST_CHECK_THROW(TokenWindows(counting_shards({33}), 8).for_each_batch(0, [](const Batch&) {}), kimik3::Error);
+    const TokenWindows windows(counting_shards({33}), 8);
+    BOOST_CHECK_THROW(windows.for_each_batch(0, [](const Batch&) {}), kimik3::Error);
+    BOOST_TEST(refusal([&] { windows.for_each_batch(1, [](const Batch&) {}, -1); }) ==
+               "0 or more windows are visited, not -1");
 }
 
 BOOST_AUTO_TEST_CASE(shards_in_files_give_what_the_same_ids_in_memory_give) {

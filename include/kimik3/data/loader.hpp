@@ -84,6 +84,7 @@ public:
     template <class Visit>
     void for_each_batch(Index batch, Visit&& visit, Index most = (std::numeric_limits<Index>::max)()) const {
         require(batch >= 1, "a batch has at least one window, not {}", batch);
+        require(most >= 0, "0 or more windows are visited, not {}", most);
         Batch out;
         std::vector<Index> windows;
         const Index end = (std::min)(count(), most);
