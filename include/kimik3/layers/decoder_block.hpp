@@ -11,6 +11,7 @@
 #include "kimik3/layers/kda.hpp"
 #include "kimik3/layers/latent_moe.hpp"
 #include "kimik3/layers/mla.hpp"
+#include "kimik3/ops/add.hpp"
 
 namespace kimik3 {
 
@@ -163,14 +164,28 @@ struct BlockLayer {
             if (state != nullptr && steps(c, seq)) return step(ctx, c, depth, p, seq, residuals, sums, s, *state);
         }
         s.attention_read.forward(ctx, c, p.self_attention_res, p.input_layernorm, residuals);
-        Attention::forward(ctx, c, p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state,
-                           depth.opens_block ? MatrixView<const T>{} : residuals.prefix);
+        forward_onto<Attention>(ctx, depth.opens_block ? MatrixView<const T>{} : residuals.prefix, sums.mid, c,
+                                p.attention, seq, s.attention_read.normed, sums.mid, s.attention, state);
         if (depth.opens_block) residuals.endpoints.add(residuals.prefix);
         residuals.prefix = sums.mid;
 
         s.ffn_read.forward(ctx, c, p.mlp_res, p.post_attention_layernorm, residuals);
-        FeedForward::forward(ctx, c, p.feed_forward, seq, s.ffn_read.normed, sums.out, s.feed_forward, sums.mid);
+        forward_onto<FeedForward>(ctx, sums.mid, sums.out, c, p.feed_forward, seq, s.ffn_read.normed, sums.out,
+                                  s.feed_forward);
         residuals.prefix = sums.out;
+    }
+
+    /// y = residual, where there is one, + the sublayer of its arguments: by the sublayer's last product where its
+    /// forward takes a residual behind them.
+    template <class Sublayer, class... Arguments>
+    static void forward_onto(const Context<Backend>& ctx, MatrixView<const T> residual, MatrixView<T> y,
+                             Arguments&&... arguments) {
+        if constexpr (requires { Sublayer::forward(ctx, arguments..., residual); }) {
+            Sublayer::forward(ctx, arguments..., residual);
+        } else {
+            Sublayer::forward(ctx, arguments...);
+            if (residual.rows > 0) add_to(ctx, residual, y);
+        }
     }
 
     /// Whether step takes the place of forward.
