@@ -67,10 +67,10 @@ inline bool is_named(const Descriptor& opened, const std::filesystem::path& name
            named.st_dev == own.st_dev;
 }
 
-/// Locks a writer's own temporary; false where another writer, which came before the lock, took it for a leftover.
+/// Locks a writer's own temporary, where the file system has locks; false where another writer, which came before the
+/// lock, takes it for a leftover.
 inline bool lock_own(const Descriptor& temporary, const std::filesystem::path& name) {
-    ::flock(temporary.number(), LOCK_EX);
-    return is_named(temporary, name);
+    return try_lock(temporary) ? is_named(temporary, name) : errno != EWOULDBLOCK;
 }
 
 /// Removes the temporaries of killed writers of the target, NAME.PID-N.tmp: nobody holds their locks.
