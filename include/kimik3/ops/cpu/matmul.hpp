@@ -68,29 +68,19 @@ void parallel_rows(const Context<Cpu>& ctx, Index rows, Body&& body) {
                  [&](Index first, Index last) { body(first * few_rows, last == units ? rows : last * few_rows); });
 }
 
-/// c[row, n] = a[row] . b[n] for the rows of a (fewer than few_rows) and the rows [first, last) of b.
+/// c[row, n] = a[row] . b[n] for the rows of a (fewer than few_rows) and the rows [first, last) of b. These are read one
+/// behind the other, since the processor fetches ahead where reading goes straight on; a few at a time meet all of a.
 template <class T>
 void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
-    constexpr int block = 4;
-    const Index ahead = block * b.stride;  // rows are too short for the processor to see where reading goes on
-    for (Index n = first; n < last; n += block) {
-        const int rows = static_cast<int>((std::min)(Index{block}, last - n));
-        const T* weights[block];
-        for (int j = 0; j < block; ++j) weights[j] = b.row(n + (j < rows ? j : 0));
+    constexpr Index block = 4;
+    for (Index begin = first; begin < last; begin += block) {
+        const Index end = (std::min)(begin + block, last);
         for (Index m = 0; m < a.rows; ++m) {
-            const T* x = a.row(m);
-            Lane<T> sum[block];
-            for (int j = 0; j < block; ++j) sum[j] = lane(T(0));
-            for_whole_lanes_and_rest<T>(a.cols, [&](auto at) {
-                const Lane<T> value = at.load(x);
-                for (int j = 0; j < block; ++j) {
-                    __builtin_prefetch(weights[j] + at.begin + ahead);
-                    sum[j] += value * at.load(weights[j]);
-                }
-            });
-            for (int j = 0; j < rows; ++j) {
-                T& out = c(m, n + j);
-                out = (add == Add::yes ? out : T(0)) + sum[j].sum();
+            for (Index n = begin; n < end; ++n) {
+                const T *x = a.row(m), *weights = b.row(n);
+                Lane<T> sum = lane(T(0));
+                for_whole_lanes_and_rest<T>(a.cols, [&](auto at) { sum += at.load(x) * at.load(weights); });
+                c(m, n) = (add == Add::yes ? c(m, n) : T(0)) + sum.sum();
             }
         }
     }
