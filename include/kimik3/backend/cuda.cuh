@@ -147,7 +147,7 @@ public:
     cublasHandle_t cublas() const { return shared_->cublas; }
     void synchronise() const { KIMIK3_CUDA(cudaStreamSynchronize(stream())); }
 
-    /// c = op(a) b + kept c by columns in bf16; false where cuBLAS has no kernel for the shape.
+    /// c = op(a) b + kept base by columns in bf16, where base may be c; false where cuBLAS has no kernel for the shape.
     bool product(const detail::ProductShape& shape, const void* a, const void* b, float kept, const void* base,
                  void* c) const {
         const auto [place, is_new] = shared_->plans.try_emplace(shape);

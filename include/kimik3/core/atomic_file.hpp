@@ -105,7 +105,7 @@ public:
         for (int attempt = 0; !file_.is_open(); ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             file_ = detail::Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-            check(file_.is_open() || (errno == EEXIST && attempt < 1000), "create");
+            check((file_.is_open() || errno == EEXIST) && attempt < 1000, "create");
             if (file_.is_open() && !detail::lock_own(file_, temporary_)) file_.close();
         }
     }

@@ -25,7 +25,7 @@ public:
         for (int attempt = 0;; ++attempt) {
             temporary_ = fmt::format("{}.{}-{}.tmp", target_.string(), ::getpid(), attempt);
             const bool made = ::mkdir(temporary_.c_str(), 0777) == 0;
-            check(made || (errno == EEXIST && attempt < 1000), "create");
+            check((made || errno == EEXIST) && attempt < 1000, "create");
             if (!made) continue;
             lock_ = open(temporary_);
             if (lock_.is_open() ? detail::lock_own(lock_, temporary_) : errno != ENOENT) break;
