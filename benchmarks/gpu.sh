@@ -7,7 +7,7 @@
 #   --prebuilt FOLDER   programs that were built before with: benchmarks/gpu.sh --build FOLDER
 # Building needs nvcc and the headers of Eigen and fmt. KIMIK3_CUDA_ARCH: the architecture (90a). Exit code 77: no GPU.
 cd "$(dirname "$0")/.." || exit 1
-out=build/gpu_benchmarks peer= programs=
+out=build/gpu_benchmarks peer= programs= tuner=benchmarks/cuda/parallel_autotune.py
 
 build() { # build FOLDER
     local arch=${KIMIK3_CUDA_ARCH:-90a}
@@ -32,29 +32,24 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 nvidia-smi > /dev/null 2>&1 || { echo "benchmarks/gpu.sh: no GPU here" >&2; exit 77; }
-# PyTorch compiles its kernels beside nvcc, and keeps them. These times are nobody's.
-warm_up() {
-    timeout 200 python3 benchmarks/cuda/peer_ops.py &
-    if [ -n "$peer" ] && cd "$peer"; then
-        timeout 100 python3 peer_bench.py --compile --steps 1
-        timeout 100 python3 peer_bench.py --steps 1
-    fi
-    wait
-}
-warm_up > "$out/peer_warm_up.txt" 2>&1 &
 if [ -z "$programs" ]; then
     programs=$out/programs
     build "$programs" || exit 1
 fi
-wait
 export LD_LIBRARY_PATH=/usr/local/cuda/lib64:$programs/lib:$LD_LIBRARY_PATH
 
+begin() { # begin NAME
+    echo
+    echo "== $1 (after $SECONDS s)"
+}
 run() { # run NAME COMMAND...: its table, and its lines for results.json
     local name=$1
     shift
-    echo
-    echo "== $name"
+    begin "$name"
     "$@" --json "$out/$name.jsonl" || failed="$failed $name"
+}
+torch() { # torch SECONDS PROGRAM ARGUMENTS...
+    timeout "$1" python3 "$tuner" "${@:2}"
 }
 measure() {
     failed=
@@ -63,12 +58,14 @@ measure() {
         [ -x "$programs/$name" ] && run "$name" "$programs/$name"
     done
     run train_muon "$programs/train" --muon
+    run peer_ops torch 150 benchmarks/cuda/peer_ops.py
     if [ -n "$peer" ]; then
-        echo
-        echo "== peer, train step"
-        (cd "$peer" && python3 peer_bench.py --compile && python3 peer_bench.py) || failed="$failed peer"
+        begin 'peer, train step'
+        torch 200 "$peer/peer_bench.py" --compile 2> "$out/peer_log.txt" || failed="$failed compiled_peer"
+        torch 100 "$peer/peer_bench.py" 2>> "$out/peer_log.txt" || failed="$failed peer"
     fi
-    run peer_ops timeout 120 python3 benchmarks/cuda/peer_ops.py  # last: compiling FLA's kernels can take minutes
+    echo
+    echo "all in $SECONDS s"
     [ -z "$failed" ] || echo "failed:$failed"
     [ -z "$failed" ]
 }

@@ -49,19 +49,29 @@ struct GatedFfn {
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
                         MatrixView<T> y, Add add, Saved& s, MatrixView<const T> residual = {}) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
+        forward_from_gate(ctx, betas, p, add == Add::yes ? MatrixView<const T>(y) : residual, y, s);
+    }
+    /// y = residual + the layer, from gate and up on.
+    static void forward_from_gate(const Context<Backend>& ctx, SituBetas betas, const Params& p,
+                                  MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
         // (SITU-3)
-        linear_forward(ctx, s.hidden, p.down_proj, add == Add::yes ? MatrixView<const T>(y) : residual, y);
+        linear_forward(ctx, s.hidden, p.down_proj, residual, y);
     }
 
     /// dx is overwritten, or added to; s is used up.
     static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
                          MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
+        backward_to_gate(ctx, betas, p, g, dy, s);
+        linear_backward(ctx, {{s.gate, p.gate_proj, g.gate_proj}, {s.up, p.up_proj, g.up_proj}}, x, dx, add);
+    }
+    /// gate and up become their gradients.
+    static void backward_to_gate(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g,
+                                 MatrixView<const T> dy, Saved& s) {
         // (SITU-4)
         matmul_tn(ctx, dy, s.hidden, g.down_proj, Add::yes);
         matmul_nn(ctx, dy, p.down_proj, s.hidden, Add::no);
         situ_backward(ctx, s.hidden, s.gate, s.up, betas, s.gate, s.up);
-        linear_backward(ctx, {{s.gate, p.gate_proj, g.gate_proj}, {s.up, p.up_proj, g.up_proj}}, x, dx, add);
     }
 };
 

@@ -27,11 +27,11 @@ struct LatentMoeLayer {
     struct ParamsOf {
         MatrixView<Kept> gate;                     // [E, M] the router
         VectorView<Kept> e_score_correction_bias;  // [E] for the choice only
-        MatrixView<Weight> routed_expert_down_proj;  // [L, M], with a latent width, like the next two
         VectorView<Kept> routed_expert_norm;         // [L], with config.latent_norm
-        MatrixView<Weight> routed_expert_up_proj;    // [M, L]
+        MatrixView<Weight> routed_expert_up_proj;    // [M, L], with a latent width, like routed_expert_down_proj
         MatrixView<Weight> w1, w3;                   // [E F, L] gate and up of the experts, one below the other
         MatrixView<Weight> w2;                       // [E L, F] down
+        MatrixView<Weight> routed_expert_down_proj;  // [L, M]
         typename Shared::template ParamsOf<Weight> shared_experts;  // where there are any
 
         template <class Visit>
@@ -41,7 +41,6 @@ struct LatentMoeLayer {
             visit("gate.weight", gate, Index{c.num_experts}, width, whole);
             visit("gate.e_score_correction_bias", e_score_correction_bias, Index{c.num_experts},
                   FieldRule{.init = Init::zeros, .decay = false, .trained = false, .float32 = true});
-            if (has_latent(c)) visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
             if (normed(c)) {
                 visit("routed_expert_norm.weight", routed_expert_norm, latent,
                       FieldRule{.init = Init::ones, .decay = false});
@@ -50,6 +49,8 @@ struct LatentMoeLayer {
             visit.experts("experts.{}.w1.weight", w1, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w3.weight", w3, Index{c.num_experts}, inner, latent, whole);
             visit.experts("experts.{}.w2.weight", w2, Index{c.num_experts}, latent, inner, whole);
+            // Beside the shared experts' gate and up, so that products of all three are one.
+            if (has_latent(c)) visit("routed_expert_down_proj.weight", routed_expert_down_proj, latent, width, whole);
             if (c.num_shared_experts > 0) {
                 const auto scope = visit.within("shared_experts.");
                 shared_experts.fields(width, c.shared_intermediate_size(), visit);
@@ -65,10 +66,10 @@ struct LatentMoeLayer {
         MatrixView<accumulator_t<T>> weights;  // [N, k] p; backward: dp
         VectorView<accumulator_t<T>> cutoff;   // [N]
         ExpertDispatch dispatch;
-        MatrixView<T> z;                       // [N, L] with a latent width
+        MatrixView<T> z;                       // [N, L] with a latent width -> its gradient
         ExpertRows<Backend, T> expert;
         MatrixView<T> u, normed;               // [N, L] with a latent width, one where there is no norm between them;
-                                               // normed in backward: du, then dz
+                                               // normed in backward: du
         VectorView<accumulator_t<T>> r;        // [N] of the norm
         typename Shared::Saved shared;         // where there are shared experts
         MatrixView<T> pair_hidden, pair_out;   // [N k, F] and [N k, L] in a decoding step only
@@ -77,7 +78,7 @@ struct LatentMoeLayer {
     static Saved bind_saved(Arena& arena, const ModelConfig& c, const Sequences& seq) {
         using Wide = accumulator_t<T>;
         const Index tokens = seq.tokens(), experts = c.num_experts, chosen = c.num_experts_per_token,
-                    latent = c.expert_width();
+                    latent = c.expert_width(), shared = c.shared_intermediate_size();
         Saved s;
         s.scores = arena.matrix<Wide>(tokens, experts);
         s.experts = arena.matrix<std::int32_t>(tokens, chosen);
@@ -85,15 +86,14 @@ struct LatentMoeLayer {
         s.cutoff = arena.vector<Wide>(tokens);
         s.dispatch = ExpertDispatch::bind(arena, tokens, chosen, experts);
         s.expert = ExpertRows<Backend, T>::bind(arena, s.dispatch.source.size, latent, c.moe_intermediate_size);
-        if (has_latent(c)) {
-            s.z = arena.matrix<T>(tokens, latent);
-            s.u = s.normed = arena.matrix<T>(tokens, latent);
-        }
+        const auto of_x = arena.columns<T>(tokens, {has_latent(c) ? latent : 0, shared, shared});
+        s.z = of_x[0];
+        if (shared > 0) s.shared = {of_x[1], of_x[2], arena.matrix<T>(tokens, shared)};
+        if (has_latent(c)) s.u = s.normed = arena.matrix<T>(tokens, latent);
         if (normed(c)) {
             s.normed = arena.matrix<T>(tokens, latent);
             s.r = arena.vector<Wide>(tokens);
         }
-        if (c.num_shared_experts > 0) s.shared = Shared::Saved::bind(arena, tokens, c.shared_intermediate_size());
         if (has_steps<Backend, T> && seq.single()) {
             s.pair_hidden = arena.matrix<T>(tokens * chosen, c.moe_intermediate_size);
             s.pair_out = arena.matrix<T>(tokens * chosen, latent);
@@ -107,13 +107,15 @@ struct LatentMoeLayer {
         router_forward(ctx, x, p.gate, p.e_score_correction_bias, rule(c), s.scores, s.experts, s.weights, s.cutoff);
         expert_dispatch(ctx, s.experts, s.dispatch);
         // (MOE-5)
-        if (has_latent(c)) linear_forward(ctx, x, p.routed_expert_down_proj, s.z);
+        linear_forward(ctx, x, {{p.routed_expert_down_proj, s.z},
+                                {p.shared_experts.gate_proj, s.shared.gate},
+                                {p.shared_experts.up_proj, s.shared.up}});
         expert_products_forward(ctx, has_latent(c) ? s.z : x, p.w1, p.w3, p.w2, betas_of(c), s.dispatch, s.weights,
                                 s.expert, has_latent(c) ? s.u : y);
         if (normed(c)) rms_norm_forward(ctx, s.u, p.routed_expert_norm, c.rms_norm_eps, s.normed, s.r);
         if (has_latent(c)) linear_forward(ctx, s.normed, p.routed_expert_up_proj, residual, y);
         else if (residual.rows > 0) add_to(ctx, residual, y);
-        if (c.num_shared_experts > 0) Shared::forward(ctx, betas_of(c), p.shared_experts, x, y, Add::yes, s.shared);
+        if (c.num_shared_experts > 0) Shared::forward_from_gate(ctx, betas_of(c), p.shared_experts, y, y, s.shared);
     }
 
     /// Whether there is a step.
@@ -154,14 +156,16 @@ struct LatentMoeLayer {
         }
         if (normed(c)) rms_norm_backward(ctx, s.normed, s.u, p.routed_expert_norm, s.r, s.normed, g.routed_expert_norm);
         expert_products_backward(ctx, has_latent(c) ? s.z : x, has_latent(c) ? s.normed : dy, p.w1, p.w3, p.w2,
-                                 betas_of(c), s.dispatch, s.expert, s.weights, has_latent(c) ? s.normed : dx, g.w1,
-                                 g.w3, g.w2);
-        if (has_latent(c))
-            linear_backward(ctx, s.normed, x, p.routed_expert_down_proj, dx, Add::no, g.routed_expert_down_proj);
+                                 betas_of(c), s.dispatch, s.expert, s.weights, has_latent(c) ? s.z : dx, g.w1, g.w3,
+                                 g.w2);
+        if (c.num_shared_experts > 0)
+            Shared::backward_to_gate(ctx, betas_of(c), p.shared_experts, g.shared_experts, dy, s.shared);
+        linear_backward(ctx,
+                        {{s.z, p.routed_expert_down_proj, g.routed_expert_down_proj},
+                         {s.shared.gate, p.shared_experts.gate_proj, g.shared_experts.gate_proj},
+                         {s.shared.up, p.shared_experts.up_proj, g.shared_experts.up_proj}},
+                        x, dx, has_latent(c) ? Add::no : Add::yes);
         router_backward(ctx, x, p.gate, rule(c), s.experts, s.weights, s.scores, dx, g.gate);
-        if (c.num_shared_experts > 0) {
-            Shared::backward(ctx, betas_of(c), p.shared_experts, g.shared_experts, x, dy, dx, Add::yes, s.shared);
-        }
     }
 
 private:

@@ -3,7 +3,7 @@
 //   E_e(z) = w2_e SiTU(w1_e z, w3_e z),  u[n] = sum over slots j, in their order, of p[n, j] E_e(n,j)(z[n])   (MOE-4)
 //   expert_products_forward (ctx, z, w1, w3 [E F, L], w2 [E L, F], betas, dispatch, p [N, k], saved, u [N, L])
 //   expert_products_backward(ctx, z, du, w1, w3, w2, betas, dispatch, saved, p, dz, dw1, dw3, dw2)
-//     dz is overwritten and may be du; p becomes dp, the dot product of du with the expert's output; weight gradients
+//     dz is overwritten and may be du or z; p becomes dp, the dot product of du with the expert's output; weight gradients
 //     are added to, those of idle experts are left alone; saved is used up.
 // Weights and gradients of the experts stand one below the other. Sums and p in accumulator_t<T>.
 

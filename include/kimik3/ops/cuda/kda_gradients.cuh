@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(1024) gate_gradient_kernel(const float* parts,
     const int channel = threadIdx.x % width, team = threadIdx.x / width;
     const Index head = blockIdx.x;
     float total = 0, moment = 0;
-#pragma unroll 16
+#pragma unroll 32
     for (Index chunk = team; chunk < chunks; chunk += teams) {
         const float* part = parts + (chunk * heads + head) * 2 * width + channel;
         total += part[0], moment += part[width];
@@ -240,9 +240,11 @@ __global__ void __launch_bounds__(1024) gate_gradient_kernel(const float* parts,
     ddt_bias[head * width + channel] += total;
     moments[0][channel] = moment;
     asm volatile("bar.sync 1, %0;" ::"n"(width));
-    if (channel > 0) return;
-    for (int a = 1; a < width; ++a) moment += moments[0][a];
-    dA_log[head] += moment;
+    if (channel >= 32) return;
+    moment = 0;
+    for (int a = channel; a < width; a += 32) moment += moments[0][a];
+    moment = warp_sum(moment);
+    if (channel == 0) dA_log[head] += moment;
 }
 
 }  // namespace kimik3::gpu::kda
