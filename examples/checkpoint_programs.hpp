@@ -11,7 +11,7 @@
 #include "kimik3/io/checkpoint_files.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "model_programs.hpp"
-#include "number_rules.hpp"
+#include "option_rules.hpp"
 #include "terminal.hpp"
 
 namespace kimik3 {

@@ -11,6 +11,7 @@
 #include "kimik3/io/gguf_model.hpp"
 #include "kimik3/io/stored_weights.hpp"
 #include "kimik3/model/runtime_parameters.hpp"
+#include "option_rules.hpp"
 #include "terminal.hpp"
 
 namespace fs = std::filesystem;
@@ -101,6 +102,9 @@ void declare(CLI::App& app, Options& options) {
     app.add_flag("--overwrite", options.overwrite, "Replace a file that is there");
     app.footer("llama.cpp runs a model whose KDA and MLA have equally many heads. Exit codes: 0 done, 1 failed,\n"
                "2 wrong usage, 130 interrupted; the file appears whole or not at all.");
+    app.callback([&app, &options] {
+        refuse_without_effect(app, "--pre", options.tokenizer == "none", "--tokenizer none writes no vocabulary");
+    });
 }
 
 }  // namespace

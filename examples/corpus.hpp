@@ -25,13 +25,18 @@ struct CorpusOptions {
     std::string field = "text";      // of a JSONL object
     std::string separator = "file";  // of documents in a text file: file (none), blank-line, or this text
     bool skip_bad = false;           // count bad JSONL lines instead of throwing
+
+    bool is_jsonl(const std::string& name) const {
+        if (format != "auto") return format == "jsonl";
+        return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+    }
 };
 
 class Corpus {
 public:
     Corpus(const std::vector<std::string>& names, CorpusOptions options) : options_(std::move(options)) {
         for (const std::string& name : names) {
-            inputs_.push_back({name, {}, is_jsonl(name)});
+            inputs_.push_back({name, {}, options_.is_jsonl(name)});
             if (name == "-") {
                 inputs_.back().kept = slurp(std::cin, name);
             } else if (!std::filesystem::is_regular_file(name)) {
@@ -66,11 +71,6 @@ private:
         bool jsonl;
     };
     static constexpr const char* white_space = " \t\r\n\f\v";
-
-    bool is_jsonl(const std::string& name) const {
-        if (options_.format != "auto") return options_.format == "jsonl";
-        return name.ends_with(".jsonl") || name.ends_with(".ndjson");
-    }
 
     static std::unique_ptr<std::istream> open(const Input& input) {
         if (input.kept) return std::make_unique<std::istringstream>(*input.kept);

@@ -5,8 +5,9 @@
 namespace {
 
 void describe(CLI::App& app, kimik3::EvalArguments& a) {
-    app.add_option("texts", a.texts,
-                   "Text files; token shards (*.bin); folders of kimik3-prepare, whose val_*.bin are taken");
+    auto* texts = app.add_option(
+        "texts", a.texts,
+        "Text files; token shards (*.bin); folders of kimik3-prepare, whose val_*.bin are taken");
     kimik3::describe_checkpoint(app, a);
     app.add_option("--choices", a.choices,
                    "Questions in HellaSwag's form, a JSON object a line with ctx, endings and label: how often\n"
@@ -18,9 +19,11 @@ void describe(CLI::App& app, kimik3::EvalArguments& a) {
     app.option_defaults()->group("How texts are cut");
     app.add_option("--window", a.window,
                    "Tokens that the model sees at once; 0: 256, or the model's longest where that is less")
-        ->check(kimik3::zero_or_above());
+        ->check(kimik3::zero_or_above())
+        ->needs(texts);
     app.add_option("--stride", a.stride, "Tokens from one window to the next; 0: half a window")
-        ->check(kimik3::zero_or_above());
+        ->check(kimik3::zero_or_above())
+        ->needs(texts);
 
     app.option_defaults()->group("Run");
     app.add_option("--batch", a.batch, "Windows or endings side by side; changes no result")

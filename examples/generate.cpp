@@ -37,6 +37,12 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
         ->check(CLI::IsMember({"f32", "bf16"}));
     kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+    app.callback([&app, &a] {
+        const char* why = "--temperature 0 always takes the most likely token";
+        kimik3::refuse_without_effect(app, "--top-k", a.temperature == 0 && a.top_k > 1, why);
+        kimik3::refuse_without_effect(app, "--top-p", a.temperature == 0 && a.top_p < 1, why);
+        kimik3::refuse_without_effect(app, "--min-p", a.temperature == 0 && a.min_p > 0, why);
+    });
 }
 
 }  // namespace

@@ -17,10 +17,14 @@ void describe(CLI::App& app, kimik3::InspectArguments& a, std::string& prompt_fi
 
     app.option_defaults()->group("Run");
     app.add_option("--seq", a.seq, "Tokens a sequence of the text; 0: 256, or the model's longest where that is less")
-        ->check(kimik3::zero_or_above());
+        ->check(kimik3::zero_or_above())
+        ->needs("--text");
     app.add_option("--max-tokens", a.max_tokens, "Tokens of the text that are looked at, its first")
-        ->check(kimik3::above_zero());
-    app.add_option("--batch", a.batch, "Sequences of the text side by side")->check(kimik3::above_zero());
+        ->check(kimik3::above_zero())
+        ->needs("--text");
+    app.add_option("--batch", a.batch, "Sequences of the text side by side")
+        ->check(kimik3::above_zero())
+        ->needs("--text");
     kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage.");
 }

@@ -25,8 +25,8 @@ struct TrainArguments {
     std::optional<Index> warmup, decay_steps;  // left out: 2 % of the steps, and 20 % for wsd
     std::uint64_t seed = 0;
     bool resume = false, sequential = false, recompute = false, eager = false;
-    Index eval_every = 100, eval_windows = 64, save_every = 500, keep = 2, log_every = 10;
-    std::optional<Index> report_every;  // left out: 2 % of the steps
+    Index save_every = 500, keep = 2, log_every = 10;
+    std::optional<Index> report_every, eval_every, eval_windows;  // left out: 2 % of the steps, 100, 64
     int threads = 0;
     std::string command;  // as it was typed
 };

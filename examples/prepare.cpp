@@ -19,7 +19,7 @@
 #include "kimik3/data/shard.hpp"
 #include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/text/bpe_trainer.hpp"
-#include "number_rules.hpp"
+#include "option_rules.hpp"
 #include "terminal.hpp"
 
 namespace fs = std::filesystem;
@@ -333,6 +333,15 @@ void declare(CLI::App& app, Options& options) {
     app.add_option("--seed", options.seed, "chooses the documents for validation")->check(kimik3::zero_or_above());
     app.add_flag("--overwrite", options.overwrite, "replace the shards and the tokenizer.json that --out has already");
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted; nothing is written unless it is 0.");
+    app.callback([&app, &options] {
+        const Index jsonl = std::ranges::count_if(
+            options.inputs, [&](const std::string& name) { return options.corpus.is_jsonl(name); });
+        for (const char* option : {"--field", "--skip-bad"})
+            kimik3::refuse_without_effect(app, option, jsonl == 0,
+                                          "no input is JSONL; --format jsonl reads a file of any name as JSONL");
+        kimik3::refuse_without_effect(app, "--document-separator", jsonl == std::ssize(options.inputs),
+                                      "every input is JSONL, in which each line is a document");
+    });
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include "kimik3/train/parameter_groups.hpp"
 #include "kimik3/train/schedule.hpp"
 #include "model_programs.hpp"
-#include "number_rules.hpp"
+#include "option_rules.hpp"
 #include "terminal.hpp"
 
 namespace {
@@ -65,9 +65,9 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_flag("--eager", a.eager,
                  "cuda: start the kernels of every step one by one, instead of recording a step's work once\n"
                  "(CUDA graph); the same bits, slower");
-    app.add_option("--eval-every", a.eval_every, "Steps between validations; 0: at the end only")
+    app.add_option("--eval-every", a.eval_every, "Steps between validations; 0: at the end only [100]")
         ->check(kimik3::zero_or_above());
-    app.add_option("--eval-windows", a.eval_windows, "Sequences a validation takes at most; 0: all")
+    app.add_option("--eval-windows", a.eval_windows, "Sequences a validation takes at most; 0: all [64]")
         ->check(kimik3::zero_or_above());
     app.add_option("--save-every", a.save_every, "Steps between checkpoints; 0: at the end only")
         ->check(kimik3::zero_or_above());
@@ -86,6 +86,11 @@ void describe(CLI::App& app, kimik3::TrainArguments& a) {
     app.add_option("--threads", a.threads, "Threads of the CPU; 0: one a processor")->check(kimik3::zero_or_above());
     app.footer("Ctrl-C ends the current step, saves and exits; a second one exits at once.\n"
                "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
+    app.callback([&app, &a] {
+        kimik3::refuse_without_effect(app, "--decay-steps", a.schedule != "wsd", "--schedule " + a.schedule +
+                                      " has none; wsd has");
+        kimik3::refuse_without_effect(app, "--eager", a.device == "cpu", "--device cpu records no step; cuda does");
+    });
 }
 
 }  // namespace

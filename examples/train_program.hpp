@@ -86,7 +86,7 @@ public:
             end = step.step + 1 == a_.steps;
             show(step, end);
             std::optional<double> val_loss;
-            if (validation_ && (end || due(step.step, a_.eval_every))) val_loss = validate(step.step);
+            if (validation_ && (end || due(step.step, a_.eval_every.value_or(100)))) val_loss = validate(step.step);
             const std::optional<double> row[] = {
                 step.loss, val_loss, step.lr, step.gradient_norm, static_cast<double>(trainer_.position().tokens),
                 static_cast<double>(step.tokens) / seconds};
@@ -114,6 +114,9 @@ private:
         require(a.resume || !begun, "--out: '{}' already holds a run; choose another folder, or go on with --resume",
                 a.out.string());
         require(!a.resume || begun, "--resume: '{}' holds no checkpoint; leave --resume out to begin", a.out.string());
+        require((a.eval_every.value_or(0) == 0 && !a.eval_windows) || !find_shards(a.data, "val").empty(),
+                "--eval-every, --eval-windows: '{}' has no shard val_*.bin to validate on; leave them out, or prepare "
+                "with a --val-fraction above 0", a.data.string());
         const Index vocabulary = Model::config.vocab_size, longest = Model::config.max_seq_len;
         require(a.seq <= longest, "--seq: {} takes sequences of at most {} tokens, got {}", a.preset, longest, a.seq);
         if (!std::filesystem::exists(tokenizer_of(a))) return a;
@@ -225,7 +228,7 @@ private:
     }
 
     double validate(Index step) {
-        const Index windows = a_.eval_windows > 0 ? a_.eval_windows : validation_->count();
+        const Index most = a_.eval_windows.value_or(64), windows = most > 0 ? most : validation_->count();
         const Loss loss = evaluate(model_, *validation_, a_.batch, windows);
         status_.close();
         fmt::print("step {:>6}/{}  validation loss {:.4f} over {} tokens\n", step + 1, a_.steps, loss.loss,

@@ -34,6 +34,7 @@ law "a GGUF file is a tokenizer" ends 0 "vocabulary       300 tokens" run -o a.g
 law "also another model's" ends 0 "vocabulary       260 tokens" run -o b.gguf --tokenizer "$seeds/vocabulary"
 law "bytes are one" ends 0 "vocabulary       257 tokens" run -o c.gguf --tokenizer bytes
 law "none is one" ends 0 "vocabulary       none" run -o d.gguf --tokenizer none
+law "which has no pre-tokenizer" ends 2 "--pre: without effect here" run -o x.gguf --tokenizer none --pre qwen2
 law "a name of a pattern that is not the tokenizer's is written with a warning" \
     ends 0 "warning: tokenizer.ggml.pre is 'qwen2'" run -o e.gguf --pre qwen2
 changed tokenizer.json '"use_regex": true' '"use_regex": false'

@@ -75,6 +75,7 @@ law "nothing to evaluate" ends 1 "give texts or --choices" --checkpoint run
 law "no text" ends 1 "missing.txt" --checkpoint run missing.txt
 : >empty
 law "a text of nothing" ends 1 "there is no token to count" --checkpoint run empty
+law "a window without a text" ends 2 "--window requires texts" --checkpoint run --choices questions.jsonl --window 9
 law "no question" ends 1 "'empty' holds no question" --checkpoint run --choices empty
 law "a window too long" ends 1 "a window has 1 to 512 tokens" --checkpoint run text.txt --window 513
 law "a stride too long" ends 1 "follow one another after 1 to 16 tokens" --checkpoint run text.txt --window 16 --stride 17

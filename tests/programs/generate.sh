@@ -122,6 +122,9 @@ law "a number that no seed holds" ends 2 "--seed: 0 or a number above it is want
     --seed 18446744073709551616
 law "the largest seed" ends 0 "a" --checkpoint run --prompt a --max-tokens 1 --seed 18446744073709551615
 law "a probability" ends 2 "--top-p" --checkpoint run --top-p 1.5
+for option in "--top-k 5" "--top-p 0.9" "--min-p 0.1"; do
+    law "a choice among one" ends 2 "${option% *}: without effect here: --temperature 0" --checkpoint run --temperature 0 $option
+done
 
 [ $failed = 0 ] && echo "all laws hold"
 exit $failed

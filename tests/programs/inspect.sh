@@ -70,6 +70,7 @@ law "a page that cannot be written" ends 1 "none/p.html" --checkpoint run --prom
 law "help" ends 0 "--prompt-file" --help
 law "no arguments" ends 2 "--checkpoint is required"
 law "an unknown option" ends 2 "--nonsense" --checkpoint run --nonsense
+law "a length without a text" ends 2 "--seq requires --text" --checkpoint run --prompt a --seq 9
 law "two prompts" ends 2 "--prompt" --checkpoint run --prompt a --prompt-file prompt.txt
 
 [ $failed = 0 ] && echo "all laws hold"

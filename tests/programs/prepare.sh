@@ -154,7 +154,12 @@ law "vocabulary" ends 2 "at least 257" a.txt -o e1 --tokenizer train:many
 law "format" ends 2 "--format" a.txt -o e1 --format xml
 law "separator" ends 2 "--document-separator" a.txt -o e1 --document-separator ''
 law "shard size" ends 2 "--shard-tokens" a.txt -o e1 --shard-tokens 0
+law "a field of a text" ends 2 "--field: without effect here: no input is JSONL" a.txt - -o e1 --field body
+law "bad lines of a text" ends 2 "--skip-bad: without effect here" d.jsonl -o e1 --skip-bad --format text
+law "a separator of JSONL" ends 2 "--document-separator: without effect here" d.jsonl -o e1 --document-separator blank-line
 law "nothing is left" absent e1
+law "each for one of two inputs" ends 0 "documents        22" d.jsonl blank.txt -o o9 --tokenizer bytes --field text \
+    --document-separator blank-line
 
 [ $failed = 0 ] && echo "all laws hold"
 exit $failed

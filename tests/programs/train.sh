@@ -90,6 +90,9 @@ mkdir bare
 cp data/train_* bare
 law "without validation and tokenizer" ends 0 "0 for validation" --preset tiny --data bare --out bare_run --steps 1 --batch 1 --seq 8
 law "no best model" absent bare_run/best
+for option in "--eval-every 5" "--eval-windows 5"; do
+    law "unless it is asked for" ends 1 "'bare' has no shard val_*.bin to validate on" --preset tiny --data bare --out e1 $option
+done
 law "its report is of one step, on the training text" grep -q '"text":"the first 8 tokens of the training text"' bare_run/report.html
 
 "$programs/kimik3-prepare" book.txt --out many --tokenizer data --val-fraction 0 --shard-tokens 64 >/dev/null
@@ -138,6 +141,9 @@ law "a number that C reads in base eight" ends 2 "--steps: a number above 0 is w
     "${small[@]}" --out e2 --steps 010
 law "a seed beyond its type" ends 2 "--seed: 0 or a number above it is wanted, below 2^64" "${small[@]}" --out e2 \
     --seed 18446744073709551616
+law "decay steps of a schedule without" ends 2 "--decay-steps: without effect here: --schedule cosine has none" \
+    "${small[@]}" --out e2 --decay-steps 5
+law "a recorded step on the CPU" ends 2 "--eager: without effect here: --device cpu" "${small[@]}" --out e2 --eager
 law "a file in the folder's place" ends 1 "--out: 'book.txt' cannot be made a folder" "${small[@]}" --out book.txt
 head -c 400 book.txt >page.txt
 "$programs/kimik3-prepare" page.txt --out page --tokenizer data/tokenizer.json >/dev/null || exit 1

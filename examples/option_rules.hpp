@@ -1,6 +1,6 @@
 #pragma once
-// Rules of the numbers on command lines, which complain in a sentence. CLI11's own show the limits of double, 309
-// digits long, and let NaN pass.
+// Rules of options, which complain in a sentence. CLI11's own rules of numbers show the limits of double, 309 digits
+// long, and let NaN pass.
 
 #include <fmt/core.h>
 
@@ -42,6 +42,12 @@ inline CLI::Validator number_from(double least, double most) {
     return number_rule(fmt::format("FROM {} TO {}", least, most),
                        fmt::format("a number from {} to {} is wanted", least, most),
                        [=](double x) { return least <= x && x <= most; });
+}
+
+/// Refuses an option that another setting leaves without effect, where it was given; why is the reason.
+inline void refuse_without_effect(const CLI::App& app, const std::string& option, bool without_effect,
+                                  const std::string& why) {
+    if (without_effect && app.count(option) > 0) throw CLI::ValidationError(option, "without effect here: " + why);
 }
 
 }  // namespace kimik3
