@@ -186,10 +186,12 @@ public:
     const fs::path& folder() const { return folder_; }
 
     void publish() {
+        for (const fs::directory_entry& file : fs::directory_iterator(folder_))
+            require(kimik3::detail::take_permissions(out_ / file.path().filename(), file),
+                    "{}: cannot set the permissions: {}", file.path().string(), kimik3::detail::system_reason());
         for (const fs::path& file : earlier()) fs::remove(file);
-        for (const fs::directory_entry& file : fs::directory_iterator(folder_)) {
+        for (const fs::directory_entry& file : fs::directory_iterator(folder_))
             fs::rename(file, out_ / file.path().filename());
-        }
     }
 
 private:

@@ -115,6 +115,20 @@ BOOST_AUTO_TEST_CASE(b55_what_a_killed_writer_left_goes_with_the_next_one_and_wh
     BOOST_TEST(files() == 2);
 }
 
+BOOST_AUTO_TEST_CASE(a_file_keeps_its_permission_bits_and_a_new_one_has_those_of_the_umask) {
+    const auto bits_after = [](const fs::path& target) {
+        kimik3::write_text_file(target, "new");
+        return static_cast<int>(fs::status(target).permissions());
+    };
+    for (const int bits : {0600, 0444, 0777}) {
+        ::chmod(file.c_str(), static_cast<mode_t>(bits));
+        BOOST_TEST(bits_after(file) == bits);
+    }
+    const mode_t usual = ::umask(027);
+    BOOST_TEST(bits_after(path / "g") == 0640);
+    ::umask(usual);
+}
+
 BOOST_AUTO_TEST_CASE(a_link_stays_and_the_file_that_it_leads_to_is_replaced) {
     fs::create_symlink("f", path / "link");
     AtomicFile out(path / "link");

@@ -122,6 +122,18 @@ BOOST_AUTO_TEST_CASE(b55_a_killed_save_leaves_the_old_folder_or_the_new_one) {
     }
 }
 
+BOOST_AUTO_TEST_CASE(a_folder_and_its_files_keep_their_permission_bits) {
+    const TemporaryFolder around;
+    const fs::path target = around / "run";
+    save(target, "old");
+    ::chmod(target.c_str(), 0750);
+    ::chmod((target / "f").c_str(), 0600);
+    save(target, "new");
+    BOOST_TEST(get((target / "f").string()) == "new");
+    BOOST_CHECK(fs::status(target).permissions() == fs::perms(0750));
+    BOOST_CHECK(fs::status(target / "f").permissions() == fs::perms(0600));
+}
+
 BOOST_AUTO_TEST_CASE(a_slash_at_the_end_is_the_same_folder) {
     const TemporaryFolder around;
     save(around / "run/", "one");

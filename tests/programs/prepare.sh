@@ -110,9 +110,11 @@ law "the file is still there" equal "$(cat b.txt)" cd
 law "earlier output is not replaced unasked" ends 1 "--overwrite" b.txt -o o7 --tokenizer bytes --val-fraction 0
 law "it is as it was" equal "$(ls -A o7 | xargs)" "tokenizer.json train_000000.bin train_000001.bin train_000002.bin train_000003.bin val_000000.bin"
 touch o7/notes
+chmod 600 o7/train_000000.bin
 law "a failure replaces nothing" ends 1 "bad.jsonl:2" bad.jsonl -o o7 --overwrite --tokenizer bytes
 law "it is as it was" equal "$(ls -A o7 | wc -l)" 7
 law "asked, it is" ends 0 "shards           1" b.txt -o o7 --overwrite --tokenizer bytes --val-fraction 0
+law "with its permissions" equal "$(stat -c %a o7/train_000000.bin)" 600
 law "no shard of before, and other files stay" equal "$(ls -A o7 | xargs)" "notes tokenizer.json train_000000.bin"
 
 law "a disk that is full is reported" bash -c 'ulimit -f 1; "$0" lines.txt -o e1 --tokenizer bytes >/dev/null 2>full; [ $? = 1 ]' "$program"

@@ -1,9 +1,9 @@
 #pragma once
 // A file that appears whole or not at all: it is written under a temporary name in the same folder, flushed to the
-// disk and renamed over the target, or over the file that the target leads to where it is a link. Every call is
-// checked; until commit() the old file is untouched, and a writer that is destroyed without commit() removes its
-// temporary. That of a killed writer goes when the next one of the same target comes: the living hold a lock on theirs.
-// POSIX.
+// disk and renamed over the target, or over the file that the target leads to where it is a link, whose permission bits
+// it takes. Every call is checked; until commit() the old file is untouched, and a writer that is destroyed without
+// commit() removes its temporary. That of a killed writer goes when the next one of the same target comes: the living
+// hold a lock on theirs. POSIX.
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -58,6 +58,12 @@ inline std::filesystem::path behind_links(const std::filesystem::path& path) {
     return place;
 }
 
+/// Gives what is to take a place the permission bits of what stands there, if something does, and those of more.
+inline bool take_permissions(const std::filesystem::path& place, const std::filesystem::path& next, mode_t more = 0) {
+    struct stat old {};
+    return ::stat(place.c_str(), &old) != 0 || ::chmod(next.c_str(), (old.st_mode & 0777) | more) == 0;
+}
+
 inline bool try_lock(const Descriptor& file) { return ::flock(file.number(), LOCK_EX | LOCK_NB) == 0; }
 
 /// Whether the name still leads to what was opened.
@@ -108,6 +114,7 @@ public:
             check((file_.is_open() || errno == EEXIST) && attempt < 1000, "create");
             if (file_.is_open() && !detail::lock_own(file_, temporary_)) file_.close();
         }
+        check(detail::take_permissions(target_, temporary_), "set the permissions of");
     }
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;

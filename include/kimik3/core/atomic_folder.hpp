@@ -1,9 +1,10 @@
 #pragma once
 // A folder that appears whole or not at all: it is filled under a temporary name beside its target and put in the
 // target's place in one step (renameat2 with RENAME_EXCHANGE where an older folder stands there; where a file system
-// lacks that, as NFS does, the old folder is renamed to *.tmp.old first). Until commit() the old folder is untouched,
-// and a writer that is destroyed without commit() removes its temporary. That of a killed writer goes when the next one
-// of the same target comes: the living hold a lock on theirs. Linux.
+// lacks that, as NFS does, the old folder is renamed to *.tmp.old first). It takes the permission bits of that folder,
+// and its files those of the files in whose places they come. Until commit() the old folder is untouched, and a writer
+// that is destroyed without commit() removes its temporary. That of a killed writer goes when the next one of the same
+// target comes: the living hold a lock on theirs. Linux.
 
 #include <cstdio>
 
@@ -30,6 +31,7 @@ public:
             lock_ = open(temporary_);
             if (lock_.is_open() ? detail::lock_own(lock_, temporary_) : errno != ENOENT) break;
         }
+        check(detail::take_permissions(target_, temporary_, S_IRWXU), "set the permissions of");
     }
     AtomicFolder(const AtomicFolder&) = delete;
     AtomicFolder& operator=(const AtomicFolder&) = delete;
@@ -43,6 +45,8 @@ public:
 
     void commit() {
         require(!committed_, "{}: a folder is committed once", target_.string());
+        for (const auto& file : std::filesystem::directory_iterator(temporary_))
+            check(detail::take_permissions(target_ / file.path().filename(), file), "set the permissions in");
         flush(temporary_);
         if (::rename(temporary_.c_str(), target_.c_str()) == 0) {  // nothing stood there, or an empty folder
             temporary_.clear();
