@@ -44,7 +44,7 @@ inline std::vector<std::int32_t> end_ids(const std::filesystem::path& checkpoint
     if (tokenizer.end_id()) ids.push_back(*tokenizer.end_id());
     const std::string path = (checkpoint / "generation_config.json").string();
     if (!std::filesystem::exists(path)) return ids;
-    const auto file = detail::parse_json_strictly(kimik3::read_text_file(path, Index{1} << 20), path);
+    const auto file = detail::parse_json(kimik3::read_text_file(path, Index{1} << 20), "'" + path + "'");
     require(file.is_object(), "'{}' must hold a JSON object", path);
     const auto named = file.value("eos_token_id", nlohmann::json());  // a number, or several in a list
     for (const nlohmann::json& id : named.is_number() ? nlohmann::json::array({named}) : named) {

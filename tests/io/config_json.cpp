@@ -290,7 +290,7 @@ BOOST_AUTO_TEST_CASE(what_is_no_json_object_is_refused) {
     BOOST_TEST(contains(parsing("{\"\xff\": 5}"), "is not valid JSON"));
     BOOST_TEST(contains(parsing(R"({"rms_norm_eps": 1e999})"), "is not valid JSON"));
     BOOST_TEST(contains(parsing(R"({"rms_norm_eps": NaN})"), "is not valid JSON"));
-    BOOST_TEST(contains(parsing(std::string(100'000, '[')), "nests more than 32 deep"));
+    BOOST_TEST(contains(parsing(std::string(100'000, '[')), "nests more than 64 deep"));
     BOOST_TEST(contains(parsing(format_config_json(roomy) + "x"), "is not valid JSON"));
     BOOST_TEST(contains(parsing(format_config_json(roomy) + std::string(1, '\0') + "x"), "has a zero byte"));
 }

@@ -9,7 +9,8 @@
 #include <string_view>
 
 #include "kimik3/io/input_file.hpp"
-#include "kimik3/io/strict_json.hpp"
+#include "kimik3/io/nearest_name.hpp"
+#include "kimik3/text/json_object.hpp"
 
 namespace kimik3 {
 
@@ -31,7 +32,7 @@ inline bool is_plain_shard_name(std::string_view name) {
 /// The index in a text; source is what messages call it.
 inline CheckpointIndex parse_checkpoint_index(const std::string& text, const std::string& source) {
     using detail::shown_name;
-    const nlohmann::json json = detail::parse_json_strictly(text, source);
+    const nlohmann::json json = detail::parse_json(text, "'" + source + "'");
     require(json.is_object(), "'{}' must hold a JSON object", source);
     for (const auto& entry : json.items())
         require(entry.key() == "metadata" || entry.key() == "weight_map",

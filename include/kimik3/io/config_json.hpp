@@ -20,7 +20,7 @@
 #include "kimik3/io/config_keys.hpp"
 #include "kimik3/io/input_file.hpp"
 #include "kimik3/io/nearest_name.hpp"
-#include "kimik3/io/strict_json.hpp"
+#include "kimik3/text/json_object.hpp"
 
 namespace kimik3 {
 
@@ -320,26 +320,26 @@ inline std::vector<std::string_view> known_keys(ConfigSection section) {
 }
 
 inline ModelConfig parse_config(const std::string& text, const std::string& source) {
-    const nlohmann::json file = parse_json_strictly(text, source);
+    const nlohmann::json file = parse_json(text, "'" + source + "'");
     return ConfigReader(file, source).read();
 }
 
 inline std::string format_config(const ModelConfig& config, std::string_view dtype) {
-    using Json = nlohmann::ordered_json;
-    Json text, linear, ours;
-    const auto object = [&](ConfigSection section) -> Json& {
+    using nlohmann::ordered_json;
+    ordered_json text, linear, ours;
+    const auto object = [&](ConfigSection section) -> ordered_json& {
         return section == ConfigSection::linear ? linear : section == ConfigSection::ours ? ours : text;
     };
     for (const ChoiceKey& choice : choice_keys)
-        if (choice.written) object(choice.section)[std::string(choice.key)] = Json::parse(choice.valid).front();
+        if (choice.written) object(choice.section)[std::string(choice.key)] = ordered_json::parse(choice.valid).front();
     text["dtype"] = dtype;
     visit_config_fields(config, [&](ConfigSection section, std::string_view key, const auto& field) {
-        Json& value = object(section)[std::string(key)];
+        ordered_json& value = object(section)[std::string(key)];
         if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(field)>>) value = name_of(field);
         else value = field;
     });
     visit_nullable_fields(config, [&](ConfigSection section, std::string_view key, int number) {
-        object(section)[std::string(key)] = number == 0 ? Json() : Json(number);
+        object(section)[std::string(key)] = number == 0 ? ordered_json() : ordered_json(number);
     });
     visit_switched_fields(config, [&](ConfigSection section, std::string_view key, bool on, const auto& number) {
         object(section)[std::string(key)] = nullptr;
@@ -347,7 +347,7 @@ inline std::string format_config(const ModelConfig& config, std::string_view dty
     });
     linear["use_full_rank_gate"] = config.kda_output_gate_rank == 0;
     text["num_key_value_heads"] = config.mla_heads;
-    linear["kda_layers"] = linear["full_attn_layers"] = Json::array();
+    linear["kda_layers"] = linear["full_attn_layers"] = ordered_json::array();
     for (int layer = 0; layer < config.num_layers; ++layer)
         linear[config.layer_types[layer] == 'K' ? "kda_layers" : "full_attn_layers"].push_back(layer + 1);
     text["linear_attn_config"] = std::move(linear);

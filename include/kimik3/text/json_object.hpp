@@ -1,5 +1,6 @@
 #pragma once
-// The JSON of tokenizers' files: what reads and parses a file, and typed access to an object's members.
+// JSON that is not guessed at: what parses it, and for tokenizers' files what reads one, and typed access to an
+// object's members.
 
 #include <fstream>
 #include <iterator>
@@ -18,7 +19,7 @@ namespace kimik3::detail {
 using Json = nlohmann::json;
 
 /// The value of a text that nests at most 64 deep: to copy or print a value takes a place on the stack for every level.
-/// No object has a key twice, of which the parser would keep the last.
+/// No object has a key twice, of which the parser would keep the last. what is how messages call the text.
 inline Json parse_json(std::string_view text, std::string_view what) {
     require(text.find('\0') == text.npos, "{} has a zero byte", what);  // which the parser takes for the end
     std::vector<std::unordered_set<std::string>> keys;
@@ -29,12 +30,12 @@ inline Json parse_json(std::string_view text, std::string_view what) {
             if (event == Event::object_start) keys.emplace_back();
             if (event == Event::object_end) keys.pop_back();
             if (event == Event::key)
-                require(keys.back().insert(value.get<std::string>()).second, "{} has the key '{}' twice in one object",
-                        what, value.get_ref<const std::string&>());
+                require(keys.back().insert(value.get<std::string>()).second,
+                        "{} has the key '{:.120}' twice in one object", what, value.get_ref<const std::string&>());
             return true;
         });
     } catch (const Json::exception& error) {
-        fail("{} is not valid JSON: {}", what, error.what());
+        fail("{} is not valid JSON: {:.200}", what, error.what());
     }
 }
 
