@@ -12,11 +12,8 @@ headers=$(find kimik3 -name '*.hpp' | sort)
 {
     echo '#define PCRE2_CODE_UNIT_WIDTH 8'
     grep -hoE '^ *# *include <[^>]*>' $headers | sort -u
-    echo '#define I @poison@'
-    echo '#define N @poison@'
-    echo '#define B0 @poison@'
-    echo '#define min(a, b) @poison@'
-    echo '#define max(a, b) @poison@'
+    printf '#define %s @poison@\n' 'min(a, b)' 'max(a, b)' 'major(d)' 'minor(d)' I N B0 C D E S P PI _C _S unix linux \
+        small near far interface ERROR OK TRUE FALSE IN OUT OPTIONAL DELETE CHECK LOG Status None Bool Success Always Complex
     printf '#include "%s"\n' $headers
 } > "$scratch/one.cpp"
 printf '#include "%s"\n' $headers > "$scratch/two.cpp"

@@ -5,6 +5,9 @@
 
 #include "kimik3/config/invariants.hpp"
 
+#pragma push_macro("small")  // which windows.h defines
+#undef small
+
 namespace kimik3::presets {
 
 /// The model of the golden files: small odd sizes, every mechanism on.
@@ -112,3 +115,5 @@ inline std::string add_preset_line(std::string_view target, std::string_view con
 }
 
 }  // namespace kimik3::presets
+
+#pragma pop_macro("small")
