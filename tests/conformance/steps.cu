@@ -1,5 +1,4 @@
-// The operations of a decoding step on the GPU against those that they stand for, on the CPU in float64; drawing
-// against the sampler.
+// The operations of a decoding step on the GPU against those that they stand for, on the CPU in float64.
 #include <boost/test/unit_test.hpp>
 
 #include <array>
@@ -7,7 +6,11 @@
 
 #include "conformance/device.hpp"
 #include "io/files.hpp"
-#include "kimik3/cuda.cuh"
+#include "kimik3/ops/cpu.hpp"
+#include "kimik3/ops/cuda/expert_few_rows.cuh"
+#include "kimik3/ops/cuda/step_kda.cuh"
+#include "kimik3/ops/cuda/step_latent.cuh"
+#include "kimik3/ops/cuda/step_products.cuh"
 
 using namespace kimik3;
 using namespace kimik3::test;
@@ -288,66 +291,6 @@ void check_experts(Index tokens, Index all, Index chosen, Index latent, Index in
     }
 }
 
-std::vector<std::int32_t> some_tokens(Index count, std::uint64_t seed, Index vocabulary) {
-    Philox random(seed);
-    std::vector<std::int32_t> tokens;
-    for (Index i = 0; i < count; ++i)
-        tokens.push_back(static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(vocabulary))));
-    return tokens;
-}
-
-/// Random numbers at the borders of tokens' shares, and a few roundings beside them: the token is that before or after
-/// the border.
-void check_borders(Index vocabulary, double spread) {
-    Both logits = Both::random(1, vocabulary, 78, spread);
-    std::vector<double> ends;
-    double top = logits.host(0, 0), sum = 0;
-    for (Index c = 1; c < vocabulary; ++c) top = (std::max)(top, logits.host(0, c));
-    for (Index c = 0; c < vocabulary; ++c) ends.push_back(sum += std::exp(logits.host(0, c) - top));
-    std::vector<SampleRow> rows;
-    for (Index c = 0; c + 1 < vocabulary; ++c)
-        for (int rounding = -1; rounding <= 1; ++rounding)
-            rows.push_back({.vocabulary = vocabulary,
-                            .uniform = std::clamp(ends[to_size(c)] / sum + rounding * 0x1p-54, 0.0, 1.0 - 0x1p-53)});
-    std::vector<std::int32_t> found, again;
-    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, found);
-    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, again);
-    BOOST_CHECK(found == again);
-    Index far = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i)
-        far += found[i] - static_cast<Index>(i / 3) != 0 && found[i] - static_cast<Index>(i / 3) != 1;
-    BOOST_CHECK_MESSAGE(far == 0, far << " of " << rows.size() << " numbers near borders drew other tokens");
-}
-
-void check_drawing(const SamplingOptions& options, Index vocabulary, double spread, bool coarse) {
-    const Index rows = 5;
-    Both logits = Both::random(rows, vocabulary + 3, 77, spread);
-    if (coarse)
-        for_each_of(logits, [](double value) { return std::round(value); });
-    logits.send();
-    const auto history = some_tokens(20, 5, vocabulary);
-    Index different = 0;
-    for (std::uint64_t draw = 0; draw < 40; ++draw) {
-        std::vector<SampleRow> asked;
-        std::vector<std::int32_t> expected, found;
-        for (Index row = 0; row < rows; ++row) {
-            Sampler sampler(options, static_cast<std::uint64_t>(row), draw), same = sampler;
-            std::vector<float> host;
-            for (Index c = 0; c < vocabulary; ++c) host.push_back(static_cast<float>(logits.host(row, c)));
-            expected.push_back(sampler.sample(std::span<const float>(host), history));
-            asked.push_back(same.row(row, vocabulary));
-            asked.back().history_size = static_cast<Index>(history.size());
-            BOOST_CHECK_EQUAL(sampler.position(), same.position());
-        }
-        sample(cuda(), MatrixView<const float>(logits.g()), asked, history, found);
-        for (std::size_t i = 0; i < found.size(); ++i) different += found[i] != expected[i];
-    }
-    BOOST_TEST_CONTEXT("temperature " << options.temperature << " top_k " << options.top_k << " top_p " << options.top_p
-                                      << " min_p " << options.min_p << " vocabulary " << vocabulary) {
-        BOOST_CHECK_EQUAL(different, 0);
-    }
-}
-
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(conformance_steps)
@@ -399,36 +342,6 @@ BOOST_AUTO_TEST_CASE(experts) {
         check_experts<Half>(tokens, 64, 4, 320, 288, 8e-3);
     }
 }
-BOOST_AUTO_TEST_CASE(tokens_are_drawn_by_the_law) {
-    for (const Index vocabulary : {3, 67, 5000})
-        for (const bool coarse : {false, true}) {
-            check_drawing({.temperature = 0.0}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 0.0, .repetition_penalty = 1.7}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 1.0}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 0.7, .repetition_penalty = 1.3}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 1.3, .top_k = 10}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 1.3, .top_p = 0.9}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 0.8, .min_p = 0.05}, vocabulary, 2.0, coarse);
-            check_drawing({.temperature = 0.9, .top_k = 40, .top_p = 0.8, .min_p = 0.02, .repetition_penalty = 1.1},
-                          vocabulary, 3.0, coarse);
-        }
-}
-BOOST_AUTO_TEST_CASE(numbers_at_borders_draw_a_token_beside_them) {
-    check_borders(2500, 1.0);
-    check_borders(1500, 0.0);
-}
 BOOST_AUTO_TEST_CASE(refused_products) { check_refused_products(); }
-BOOST_AUTO_TEST_CASE(refused_rows) {
-    Both logits = Both::random(4, 50, 1);
-    logits.host(0, 7) = std::nan(""), logits.host(1, 9) = INFINITY;
-    for (Index c = 0; c < 50; ++c) logits.host(2, c) = -INFINITY;
-    logits.send();
-    std::vector<SampleRow> rows;
-    std::vector<std::int32_t> found;
-    for (Index row = 0; row < 4; ++row)
-        rows.push_back({.row = row, .vocabulary = 50, .temperature = 1.0, .uniform = 0.5});
-    sample(cuda(), MatrixView<const float>(logits.g()), rows, {}, found);
-    BOOST_CHECK(found[0] == failed_row && found[1] == failed_row && found[2] == failed_row && found[3] >= 0);
-}
 
 BOOST_AUTO_TEST_SUITE_END()
