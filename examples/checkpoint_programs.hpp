@@ -1,18 +1,15 @@
 #pragma once
 // What the command lines of programs that open a checkpoint share.
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <exception>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 
+#include "command_line.hpp"
 #include "kimik3/io/checkpoint_files.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "model_programs.hpp"
-#include "option_rules.hpp"
-#include "terminal.hpp"
 
 namespace kimik3 {
 
@@ -43,20 +40,11 @@ inline std::string read_input(const std::string& path, const std::string& option
 /// Parses the command line and calls body with the programs of the checkpoint's preset; returns the exit code.
 template <class Body>
 int run_on_checkpoint(CLI::App& app, int argc, char** argv, const CheckpointArguments& a, Body&& body) {
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& problem) {
-        return app.exit(problem) == 0 ? 0 : 2;
-    }
-    survive_file_limit();
-    try {
+    return run_program(app, argc, argv, [&] {
         const std::string config = (find_checkpoint(a.checkpoint) / "config.json").string();
         const std::string source = "the model of '" + config + "'";
-        return with_preset(read_config_json(config), a.device, a.dtype, source, body, config) ? 0 : 130;
-    } catch (const std::exception& problem) {
-        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
-        return 1;
-    }
+        return with_preset(read_config_json(config), a.device, a.dtype, source, body, config);
+    });
 }
 
 }  // namespace kimik3

@@ -1,18 +1,14 @@
 // kimik3-convert: a checkpoint -> a GGUF file that llama.cpp runs.
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <exception>
 #include <filesystem>
 
+#include "command_line.hpp"
 #include "kimik3/io/checkpoint_files.hpp"
 #include "kimik3/io/config_json.hpp"
 #include "kimik3/io/gguf_model.hpp"
 #include "kimik3/io/stored_weights.hpp"
 #include "kimik3/model/runtime_parameters.hpp"
-#include "option_rules.hpp"
-#include "terminal.hpp"
 
 namespace fs = std::filesystem;
 using namespace kimik3;
@@ -61,7 +57,7 @@ void convert(const Options& options) {
     model.tokenizer = tokenizer_of(options, checkpoint);
     model.pre = options.pre;
     model.name = options.name.empty() ? fs::absolute(options.out).stem().string() : options.name;
-    model.progress = [] { require(interrupted == 0, "interrupted"); };
+    model.progress = throw_if_interrupted;
     catch_interruption();
     const std::vector<ParameterInfo> parameters = parameters_of(config);
     const std::vector<float> weights = read_weights(checkpoint, parameters);
@@ -113,16 +109,8 @@ int main(int argc, char** argv) {
     CLI::App app("Writes a checkpoint as a GGUF file, which llama.cpp runs.", "kimik3-convert");
     Options options;
     declare(app, options);
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& problem) {
-        return app.exit(problem) == 0 ? 0 : 2;
-    }
-    survive_file_limit();
-    try {
+    return run_program(app, argc, argv, [&] {
         convert(options);
-    } catch (const std::exception& problem) {
-        fmt::print(stderr, "kimik3-convert: {}\n", problem.what());
-        return interrupted == 0 ? 1 : 130;
-    }
+        return true;
+    });
 }

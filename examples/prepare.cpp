@@ -4,23 +4,19 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <exception>
 #include <numeric>
 #include <optional>
 
+#include "command_line.hpp"
 #include "corpus.hpp"
 #include "kimik3/core/rng.hpp"
 #include "kimik3/data/shard.hpp"
 #include "kimik3/io/gguf_tokenizer.hpp"
 #include "kimik3/text/bpe_trainer.hpp"
-#include "option_rules.hpp"
-#include "terminal.hpp"
 
 namespace fs = std::filesystem;
 using kimik3::Corpus;
@@ -54,7 +50,7 @@ public:
     }
 
     void show(Index done) {
-        require(kimik3::interrupted == 0, "interrupted");
+        kimik3::throw_if_interrupted();
         const auto now = std::chrono::steady_clock::now();
         if (!shown_ || now < next_) return;
         next_ = now + std::chrono::milliseconds(200);
@@ -352,16 +348,8 @@ int main(int argc, char** argv) {
     CLI::App app("Turns text into token shards for training.", "kimik3-prepare");
     Options options;
     declare(app, options);
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-        return app.exit(error) == 0 ? 0 : 2;
-    }
-    kimik3::survive_file_limit();
-    try {
+    return kimik3::run_program(app, argc, argv, [&] {
         prepare(options);
-    } catch (const std::exception& error) {
-        fmt::print(stderr, "kimik3-prepare: {}\n", error.what());
-        return kimik3::interrupted == 0 ? 1 : 130;
-    }
+        return true;
+    });
 }

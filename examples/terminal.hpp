@@ -28,6 +28,15 @@ inline void catch_interruption() {
     }
 }
 
+struct Interrupted : Error {
+    using Error::Error;
+};
+
+/// Ends work that cannot stop half-way.
+inline void throw_if_interrupted() {
+    if (interrupted != 0) throw Interrupted("interrupted");
+}
+
 /// From now on a file that grows beyond what `ulimit -f` allows is an error of its write and does not end the program.
 inline void survive_file_limit() { std::signal(SIGXFSZ, SIG_IGN); }
 

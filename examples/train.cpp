@@ -1,14 +1,9 @@
 // kimik3-train: token shards -> a trained model, with checkpoints to resume from and a log.
 
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <exception>
-
+#include "command_line.hpp"
 #include "kimik3/train/parameter_groups.hpp"
 #include "kimik3/train/schedule.hpp"
 #include "model_programs.hpp"
-#include "option_rules.hpp"
-#include "terminal.hpp"
 
 namespace {
 
@@ -99,20 +94,10 @@ int main(int argc, char** argv) {
     kimik3::TrainArguments arguments;
     CLI::App app("Trains a Kimi K3 model on token shards.", "kimik3-train");
     describe(app, arguments);
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& problem) {
-        return app.exit(problem) == 0 ? 0 : 2;
-    }
     arguments.command = kimik3::shown_command(argc, argv);
-    kimik3::survive_file_limit();
-    try {
-        const auto train = [&](auto programs) { return programs.train(arguments); };
-        const bool whole = kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device,
-                                               arguments.dtype, "--preset " + arguments.preset, train);
-        return whole ? 0 : 130;
-    } catch (const std::exception& problem) {
-        std::fprintf(stderr, "kimik3-train: %s\n", problem.what());
-        return 1;
-    }
+    return kimik3::run_program(app, argc, argv, [&] {
+        return kimik3::with_preset(kimik3::program_preset(arguments.preset), arguments.device, arguments.dtype,
+                                   "--preset " + arguments.preset,
+                                   [&](auto programs) { return programs.train(arguments); });
+    });
 }

@@ -1,14 +1,18 @@
 #pragma once
-// Rules of options, which complain in a sentence. CLI11's own rules of numbers show the limits of double, 309 digits
-// long, and let NaN pass.
+// What the command lines of the programs share: rules of options, and how a program runs and ends. The rules complain in
+// a sentence; CLI11's own rules of numbers show the limits of double, 309 digits long, and let NaN pass.
 
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <limits>
 #include <string>
+
+#include "terminal.hpp"
 
 namespace kimik3 {
 
@@ -48,6 +52,23 @@ inline CLI::Validator number_from(double least, double most) {
 inline void refuse_without_effect(const CLI::App& app, const std::string& option, bool without_effect,
                                   const std::string& why) {
     if (without_effect && app.count(option) > 0) throw CLI::ValidationError(option, "without effect here: " + why);
+}
+
+/// Parses the command line and calls body, which returns whether it came to its end; gives the exit code.
+template <class Body>
+int run_program(CLI::App& app, int argc, char** argv, Body&& body) {
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& problem) {
+        return app.exit(problem) == 0 ? 0 : 2;
+    }
+    survive_file_limit();
+    try {
+        return body() ? 0 : 130;
+    } catch (const std::exception& problem) {
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), problem.what());
+        return dynamic_cast<const Interrupted*>(&problem) == nullptr ? 1 : 130;
+    }
 }
 
 }  // namespace kimik3
