@@ -6,7 +6,8 @@ namespace {
 
 void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_file) {
     kimik3::describe_checkpoint(app, a);
-    app.add_option("--prompt", a.prompts, "Text to go on from; several --prompt are generated side by side")
+    app.add_option("--prompt", a.prompts,
+                   "Text to go on from [the beginning of a text]; several --prompt are generated side by side")
         ->allow_extra_args(false);
     app.add_option("--prompt-file", prompt_file, "A file whose text is the prompt; - is standard input");
     app.add_option("--stop", a.stop, "End before this text; may be given several times")->allow_extra_args(false);

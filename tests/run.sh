@@ -20,6 +20,6 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}" || exit 1
 fi
 
-cmake --preset "$preset" || exit 1
+cmake --preset "$preset" -DKIMIK3_BUILD_TESTS=ON || exit 1
 cmake --build --preset "$preset" -j "$(nproc)" || exit 1
 ctest --test-dir "build/$preset" -j "$(nproc)" --output-on-failure --no-tests=error "$@"
