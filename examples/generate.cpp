@@ -25,7 +25,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.add_option("--temperature", a.temperature, "0: always the most likely token")->check(kimik3::zero_or_above());
     app.add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->check(kimik3::zero_or_above());
     app.add_option("--top-p", a.top_p, "Only the most likely tokens that together have this probability")
-        ->check(kimik3::number_from(0, 1));
+        ->check(kimik3::number_rule("ABOVE 0 TO 1", "a number above 0 and not above 1 is wanted",
+                                    [](double x) { return 0 < x && x <= 1; }));
     app.add_option("--min-p", a.min_p, "Only tokens of at least this part of the highest probability")
         ->check(kimik3::number_from(0, 1));
     app.add_option("--seed", a.seed, "Of the draws")->check(kimik3::zero_or_above());

@@ -121,7 +121,7 @@ law "no number" ends 2 "--temperature: 0 or a number above it is wanted, got 'na
 law "a number that no seed holds" ends 2 "--seed: 0 or a number above it is wanted, below 2^64" --checkpoint run \
     --seed 18446744073709551616
 law "the largest seed" ends 0 "a" --checkpoint run --prompt a --max-tokens 1 --seed 18446744073709551615
-law "a probability" ends 2 "--top-p" --checkpoint run --top-p 1.5
+law "a probability" ends 2 "--top-p: a number above 0 and not above 1 is wanted, got '0'" --checkpoint run --top-p 0
 for option in "--top-k 5" "--top-p 0.9" "--min-p 0.1"; do
     law "a choice among one" ends 2 "${option% *}: without effect here: --temperature 0" --checkpoint run --temperature 0 $option
 done
