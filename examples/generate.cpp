@@ -22,7 +22,8 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
     app.option_defaults()->group("Drawing a token, in this order");
     app.add_option("--repetition-penalty", a.repetition_penalty, "Above 1: tokens seen before are less likely")
         ->check(kimik3::above_zero());
-    app.add_option("--temperature", a.temperature, "0: always the most likely token")->check(kimik3::zero_or_above());
+    app.add_option("--temperature", a.temperature, "0: always the most likely token, whatever the next three say")
+        ->check(kimik3::zero_or_above());
     app.add_option("--top-k", a.top_k, "Only the k most likely tokens; 0: all")->check(kimik3::zero_or_above());
     app.add_option("--top-p", a.top_p, "Only the most likely tokens that together have this probability")
         ->check(kimik3::number_rule("ABOVE 0 TO 1", "a number above 0 and not above 1 is wanted",
@@ -39,12 +40,6 @@ void describe(CLI::App& app, kimik3::GenerateArguments& a, std::string& prompt_f
         ->check(CLI::IsMember({"f32", "bf16"}));
     kimik3::describe_run(app, a);
     app.footer("Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.");
-    app.callback([&app, &a] {
-        const char* why = "--temperature 0 always takes the most likely token";
-        kimik3::refuse_without_effect(app, "--top-k", a.temperature == 0 && a.top_k > 1, why);
-        kimik3::refuse_without_effect(app, "--top-p", a.temperature == 0 && a.top_p < 1, why);
-        kimik3::refuse_without_effect(app, "--min-p", a.temperature == 0 && a.min_p > 0, why);
-    });
 }
 
 }  // namespace
