@@ -84,6 +84,21 @@ BOOST_AUTO_TEST_CASE(b02_one_huge_decay_at_a_chunk_start) {
         0.0, [&](Index t, Index a) { return t == 16 && a % 2 == 0 ? -100.0 : -0.1; }, expected_half);
 }
 
+BOOST_AUTO_TEST_CASE(however_huge_or_infinite_one_decay_is_the_decays_beside_it_stay_exact) {
+    const auto check = [](auto zero) {
+        using T = decltype(zero);
+        const auto run = [](double huge) {
+            const auto value = [](Index t, T* v) { v[0] = static_cast<T>(t), v[1] = 1; };
+            const auto decay = [huge](Index t, Index a) { return static_cast<T>(t % 9 == 5 && a < 3 ? huge : -0.1); };
+            return Base<T>(64, value, decay).run(64);
+        };
+        const std::vector<T> expected = run(-800);
+        for (double huge : {-1e4, -1e30, -std::numeric_limits<double>::infinity()})
+            BOOST_TEST(same_bits(run(huge), expected));
+    };
+    check(0.0f), check(0.0);
+}
+
 BOOST_AUTO_TEST_CASE(b03_constant_decay_down_to_minus_fifty) {
     const std::vector<std::pair<double, double>> expected{{-.5, .3588166496}, {-1, .3063499184}, {-2.5, .2606997701},
                                                           {-3, .2563822606},  {-5, .2508450905}, {-50, .25}};

@@ -1,6 +1,9 @@
 #pragma once
 // Chunked KDA on the CPU for any decay: a thread owns a head of a sequence.
 
+#include <limits>
+#include <numbers>
+
 #include "kimik3/ops/cpu/kda_core.hpp"
 #include "kimik3/ops/kda_chunk.hpp"
 
@@ -123,6 +126,11 @@ private:
     }
 };
 
+/// Below this log-decay nothing is left of the state. It counts as this, since sums beside a larger one, let alone an
+/// infinite one, would lose the decays of other tokens.
+template <class T>
+inline constexpr T least_log_decay = std::numeric_limits<T>::min_exponent * std::numbers::ln2_v<T>;
+
 /// Loads the inputs of one head.
 template <class T>
 void load_chunk(const KdaInput<T>& in, const KdaShape& shape, Index h, Index row, Index count, KdaWork<T>& w) {
@@ -133,21 +141,26 @@ void load_chunk(const KdaInput<T>& in, const KdaShape& shape, Index h, Index row
     const T scale = T(1) / std::sqrt(static_cast<T>(shape.key));
     for (Index i = 0; i < w.rows; ++i) {
         w.beta[i] = i < count ? in.beta(row + i, h) : T(0);
-        for_lanes<T>(w.key, [&](auto at) { at.store(w.qk.row(i), Lane<T>(at.load(w.qk.row(i)) * scale)); });
+        for_lanes<T>(w.key, [&](auto at) {
+            at.store(w.qk.row(i), Lane<T>(at.load(w.qk.row(i)) * scale));
+            at.store(w.c.row(i), larger(at.load(w.c.row(i)), lane(least_log_decay<T>)));
+        });
     }
 }
 
 template <class T>
-void store_chunk_gradients(const KdaWork<T>& w, const KdaShape& shape, Index h, Index row, Index count,
-                           const KdaGradient<T>& to) {
+void store_chunk_gradients(const KdaWork<T>& w, const KdaInput<T>& in, const KdaShape& shape, Index h, Index row,
+                           Index count, const KdaGradient<T>& to) {
     const T scale = T(1) / std::sqrt(static_cast<T>(shape.key));
     for (Index i = 0; i < count; ++i) {
-        for (Index a = 0; a < shape.key; ++a) to.q(row + i, h * shape.key + a) = scale * w.dqk(i, a);
+        for (Index a = 0, col = h * shape.key; a < shape.key; ++a, ++col) {
+            to.q(row + i, col) = scale * w.dqk(i, a);
+            to.g(row + i, col) = in.g(row + i, col) < least_log_decay<T> ? T(0) : w.c(i, a);
+        }
         for (Index b = 0; b < shape.value; ++b) to.v(row + i, h * shape.value + b) = -w.grad(w.rows + i, b);
         to.beta(row + i, h) = w.dbeta[i];
     }
     store_rows<T>(w.dcol, count, to.k, row, h * shape.key, shape.key);
-    store_rows<T>(w.c, count, to.g, row, h * shape.key, shape.key);
 }
 
 /// A chunk is of whole tiles, and states, where kept, have a row a chunk.
@@ -200,7 +213,7 @@ void kda_chunk_backward(const Context<Cpu>& ctx, const Sequences& seq, Index hea
                 load_rows<T>(d_o, row, count, h * shape.value, shape.value, work.grad.middle_rows(0, work.rows));
             },
             [&](KdaWork<T>& work, Index row, Index count) {
-                store_chunk_gradients<T>(work, shape, h, row, count, gradient);
+                store_chunk_gradients<T>(work, in, shape, h, row, count, gradient);
             });
     });
 }
