@@ -1,9 +1,11 @@
 #pragma once
 // The CPU backend: a tag and a context. The context owns a team of threads which spins for a moment before it sleeps,
-// so that starting a parallel loop costs less than a microsecond while a model runs. Ranges and tasks go to whichever
-// thread comes for them, and the caller never waits for a thread that has not come: on a busy machine a loop takes no
-// longer than on one thread. Results never depend on the number of threads: a loop body owns what it writes, and sums
-// are split at fixed places.
+// so that starting a parallel loop costs less than a microsecond while a model runs. Copies share the team, which works
+// for one thread at a time. Ranges and tasks go to whichever thread comes for them, and the caller never waits for a
+// thread that has not come: on a busy machine a loop takes no longer than on one thread. Results never depend on the
+// number of threads: a loop body owns what it writes, and sums are split at fixed places.
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -45,14 +47,21 @@ public:
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
+    /// Which of its threads the caller is while a job runs on it, or -1.
+    int place_of_caller() const { return place_.team == this ? place_.thread : -1; }
+
     /// Calls body(argument, thread) on the caller, and on every other thread that comes before the caller's call has
     /// returned; waits for those that came. The first exception is thrown to the caller.
     void run(void (*body)(void*, int), void* argument) {
+        require(!taken_.exchange(true, std::memory_order_acquire),
+                "two threads use one Context<Cpu>, or copies of one, at a time: give each a context of its own");
         open(body, argument);
         attempt(0);
         state_.fetch_and(~is_open, std::memory_order_relaxed);
         for (int turn = 0; (state_.load(std::memory_order_acquire) & busy) != 0; ++turn) wait_a_little(turn);
-        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+        const std::exception_ptr error = std::exchange(error_, nullptr);
+        taken_.store(false, std::memory_order_release);
+        if (error) std::rethrow_exception(error);
     }
 
 private:
@@ -97,12 +106,14 @@ private:
     }
 
     void attempt(int thread) {
+        const Place outside = std::exchange(place_, Place{this, thread});
         try {
             body_(argument_, thread);
         } catch (...) {
             const std::lock_guard lock(mutex_);
             if (!error_) error_ = std::current_exception();
         }
+        place_ = outside;
     }
 
     /// Now and then another thread may have the processor.
@@ -114,9 +125,16 @@ private:
         std::this_thread::yield();
     }
 
+    struct Place {
+        const ThreadTeam* team;
+        int thread;
+    };
+    static inline thread_local Place place_{nullptr, 0};
+
     void (*body_)(void*, int) = nullptr;
     void* argument_ = nullptr;
     std::atomic<std::uint64_t> state_{0};
+    std::atomic<bool> taken_{false};
     std::mutex mutex_;
     std::condition_variable wake_;
     std::exception_ptr error_;
@@ -132,18 +150,22 @@ public:
     explicit Context(int threads = 0) {
         require(threads >= 0, "threads must be 0 (all) or more, got {}", threads);
         if (threads == 0) threads = (std::max)(1, static_cast<int>(std::thread::hardware_concurrency()));
-        team_ = std::make_shared<detail::ThreadTeam>(threads);
+        // A process made by fork has a copy of the team without its threads, which cannot be ended there.
+        const auto release = [owner = ::getpid()](detail::ThreadTeam* team) {
+            if (::getpid() == owner) delete team;
+        };
+        team_ = std::shared_ptr<detail::ThreadTeam>(new detail::ThreadTeam(threads), release);
         workspaces_ = std::make_shared<std::vector<std::vector<std::max_align_t>>>(to_size(threads));
     }
 
     int threads() const { return team_->size(); }
 
     /// body(begin, end) over [0, count) in contiguous ranges, as many as threads. grain is the least worth a thread of
-    /// its own, and ranges begin at multiples of it.
+    /// its own, and ranges begin at multiples of it. Within another loop's body it runs on that body's thread alone.
     template <class Body>
     void parallel(Index count, Index grain, Body&& body) const {
         using Plain = std::remove_reference_t<Body>;
-        run({nullptr, [](void* of, Index begin, Index end) { (*static_cast<Plain*>(of))(begin, end); }, &body,
+        run({nullptr, [](void* of, Index begin, Index end) { (*static_cast<Plain*>(of))(begin, end); }, address(body),
              (std::min)(ceil_div(count, grain), Index{threads()}), count, grain});
     }
 
@@ -152,8 +174,8 @@ public:
     template <class Body>
     void parallel_tasks(Index count, Body&& body) const {
         using Plain = std::remove_reference_t<Body>;
-        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, nullptr, &body,
-             count});
+        run({[](void* of, Index task, int thread) { (*static_cast<Plain*>(of))(task, thread); }, nullptr,
+             address(body), count});
     }
 
     /// count numbers of scratch memory that belong to one thread until it asks again. It grows when it must and is then
@@ -169,6 +191,11 @@ public:
     }
 
 private:
+    template <class Body>
+    static void* address(Body& body) {
+        return const_cast<void*>(static_cast<const void*>(&body));
+    }
+
     /// Not a template, so that a body costs the compiler one call and no loop. Either body is called: with a task, or
     /// with the range of size elements, in units of grain, that is the task's.
     struct Tasks {
@@ -188,6 +215,7 @@ private:
         }
     };
     void run(Tasks tasks) const {
+        if (const int place = team_->place_of_caller(); place >= 0) return tasks.take(place);
         if (tasks.count <= 1 || threads() == 1) return tasks.take(0);
         team_->run([](void* of, int thread) { static_cast<Tasks*>(of)->take(thread); }, &tasks);
     }
