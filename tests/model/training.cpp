@@ -27,6 +27,7 @@ std::vector<std::int32_t> some_tokens(Index count, std::uint64_t stream) {
 }
 
 std::vector<float> copy(VectorView<const float> flat) { return {flat.begin(), flat.end()}; }
+std::vector<double> copy(VectorView<const double> flat) { return {flat.begin(), flat.end()}; }
 
 std::vector<std::int64_t> counted(const Model& model) {
     std::vector<std::int64_t> all;
@@ -156,6 +157,22 @@ BOOST_AUTO_TEST_CASE(b49_nothing_to_predict_is_loss_zero_and_no_gradient) {
     for (float g : model.gradients()) BOOST_REQUIRE_EQUAL(g, 0.0f);
     BOOST_CHECK_EQUAL(model.forward({}, {}, 1).loss, 0.0);
     model.backward();
+}
+
+BOOST_AUTO_TEST_CASE(micro_batches_scaled_by_their_share_of_counted_tokens_are_the_whole_batch) {
+    KimiK3<presets::golden, Cpu, double> whole(Context<Cpu>(2), 1), parts(Context<Cpu>(2), 1);
+    const auto tokens = some_tokens(3 * 12, 1);
+    auto targets = some_tokens(3 * 12, 2);
+    std::fill(targets.begin() + 9, targets.begin() + 24, ignored_target);  // 9, 0 and 12 are left
+    const double expected = whole.forward_backward(tokens, targets, 3);
+    double loss = 0;
+    for (std::size_t row = 0; row < 3; ++row) {
+        const Tokens wanted = Tokens(targets).subspan(12 * row, 12);
+        const double share = static_cast<double>(check_targets(wanted, vocab)) / 21.0;
+        loss += share * parts.forward_backward(Tokens(tokens).subspan(12 * row, 12), wanted, 1, share);
+    }
+    BOOST_TEST(std::abs(loss - expected) < 1e-12);
+    KIMIK3_CHECK_CLOSE(copy(parts.gradients()), copy(whole.gradients()), 1e-10);
 }
 
 BOOST_AUTO_TEST_CASE(b36_b38_unchosen_experts_get_no_gradient_and_every_other_tensor_some) {

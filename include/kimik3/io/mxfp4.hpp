@@ -4,17 +4,18 @@
 // 2^(scale - 127), which bf16 and float32 hold exactly.
 
 #include <cmath>
+#include <limits>
 #include <span>
 
-#include "kimik3/core/base.hpp"
+#include "kimik3/core/error.hpp"
 
 namespace kimik3 {
 
 /// Numbers that share a scale.
 inline constexpr Index mxfp4_group = 32;
 
-/// The largest scale whose numbers are all finite in float32; 255 stands for NaN in the format.
-inline constexpr int mxfp4_largest_scale = 252;
+/// The largest scale whose numbers are all finite in float32, and the one that makes all of them NaN.
+inline constexpr int mxfp4_largest_scale = 252, mxfp4_nan_scale = 255;
 
 /// The number of a nibble without its scale.
 constexpr float e2m1_value(unsigned nibble) {
@@ -26,8 +27,12 @@ constexpr float e2m1_value(unsigned nibble) {
 template <class T>
 void unpack_mxfp4(std::span<const std::uint8_t> packed, std::span<const std::uint8_t> scales, T* numbers) {
     constexpr std::size_t group_bytes = to_size(mxfp4_group / 2);
+    require(packed.size() == scales.size() * group_bytes,
+            "{} scales of MXFP4 belong to {} bytes, {} each, got {} bytes", scales.size(), scales.size() * group_bytes,
+            group_bytes, packed.size());
     for (std::size_t group = 0; group < scales.size(); ++group) {
-        const T scale = static_cast<T>(std::ldexp(1.0, int{scales[group]} - 127));
+        const T scale = scales[group] == mxfp4_nan_scale ? std::numeric_limits<T>::quiet_NaN()
+                                                         : static_cast<T>(std::ldexp(1.0, int{scales[group]} - 127));
         for (const std::uint8_t both : packed.subspan(group * group_bytes, group_bytes)) {
             *numbers++ = scale * static_cast<T>(e2m1_value(both & 15u));
             *numbers++ = scale * static_cast<T>(e2m1_value(both >> 4u));

@@ -89,7 +89,8 @@ public:
     }
 
     /// Adds scale times the gradient of the last forward's loss to gradients(), and that forward's routing to the
-    /// balancing statistics. Once after each forward.
+    /// balancing statistics. Once after each forward. The loss is a mean, so a micro-batch's scale is its share of the
+    /// counted tokens.
     void backward(double scale = 1.0) {
         require(ready_for_backward_, "backward follows a forward with targets, once");
         head_backward(scale);
