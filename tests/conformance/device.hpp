@@ -18,6 +18,12 @@ inline const Context<Cpu>& cpu() {
     return ctx;
 }
 
+/// For the question what a second GPU does.
+inline boost::test_tools::assertion_result two_gpus(boost::unit_test::test_unit_id) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices >= 2;
+}
+
 /// NaN in all scratch memory, 16 MiB of each: who reads there without having written gets it. (compute-sanitizer's
 /// initcheck does not see what cuBLAS's products write and would call them unwritten.)
 inline void poison_workspaces(const Context<Cuda>& ctx) {

@@ -146,4 +146,15 @@ BOOST_AUTO_TEST_CASE(decoding_follows_the_whole_pass) {
     BOOST_CHECK_LE(error, 0.1);
 }
 
+BOOST_AUTO_TEST_CASE(a_model_of_another_gpu_is_the_same_to_the_bit, *boost::unit_test::precondition(two_gpus)) {
+    const GoldenBatch b;
+    Model first(cuda(), 1), second(Context<Cuda>(1), 1);
+    KIMIK3_CUDA(cudaSetDevice(0));
+    const double expected = first.forward_backward(b.tokens, b.targets, b.batch);
+    KIMIK3_CUDA(cudaSetDevice(0));
+    BOOST_CHECK_EQUAL(second.forward_backward(b.tokens, b.targets, b.batch).loss, expected);
+    BOOST_TEST((elements_of(second.context(), second.gradients()) == gradients_of(first)));
+    KIMIK3_CUDA(cudaSetDevice(0));
+}
+
 BOOST_AUTO_TEST_SUITE_END()

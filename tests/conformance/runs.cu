@@ -1,6 +1,8 @@
 // Whole runs on the GPU: recorded steps, and checkpoints between backends.
 #include <boost/test/unit_test.hpp>
 
+#include <future>
+
 #include "conformance/device.hpp"
 #include "io/files.hpp"
 #include "kimik3/cuda.cuh"
@@ -46,8 +48,8 @@ struct Run {
         if constexpr (std::is_same_v<Backend, Cpu>) return cpu();
         else return cuda();
     }
-    explicit Run(const TrainingOptions& options, std::uint64_t seed = 1)
-        : model(context(), seed), trainer(model, some_data(), options) {}
+    explicit Run(const TrainingOptions& options, std::uint64_t seed = 1, Context<Backend> ctx = context())
+        : model(std::move(ctx), seed), trainer(model, some_data(), options) {}
 
     /// A step's report, every digit.
     std::string step() {
@@ -184,6 +186,28 @@ BOOST_AUTO_TEST_CASE(a_weight_that_is_not_finite_ends_the_step_by_name_and_chang
         BOOST_CHECK_MESSAGE(text.starts_with("step 3: ") && contains(text, "the weight '" + tensor.name + "'"), text);
         BOOST_CHECK(run.numbers() == before);
     }
+}
+
+BOOST_AUTO_TEST_CASE(a_run_stays_on_its_gpu_whatever_gpu_is_current, *boost::unit_test::precondition(two_gpus)) {
+    TrainingOptions options = some_options(OptimizerKind::muon, 2);
+    options.recorded = true;
+    Run<Cuda> first(options), second(options, 1, Context<Cuda>(1));
+    KIMIK3_CUDA(cudaSetDevice(0));
+    const std::vector<std::string> expected = steps_of(first, 6);
+    auto found = std::async(std::launch::async, [&] { return steps_of(second, 6); });  // there GPU 0 is current
+    BOOST_TEST((found.get() == expected));
+    BOOST_TEST((second.numbers() == first.numbers()));
+    KIMIK3_CUDA(cudaSetDevice(0));
+    auto state = second.model.new_state(1);
+    const std::vector<std::int32_t> tokens{1, 2, 3};
+    for (int step = 0; step < 3; ++step) {
+        KIMIK3_CUDA(cudaSetDevice(0));
+        second.model.step(state, tokens);
+        const auto copy = state;
+        second.model.step(state, Tokens(tokens).first(1));
+    }
+    second.model.context().synchronise();
+    KIMIK3_CUDA(cudaSetDevice(0));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -160,6 +160,9 @@ public:
 
     int threads() const { return team_->size(); }
 
+    /// What a context of a GPU does before memory is asked for; here nothing.
+    void make_current() const {}
+
     /// body(begin, end) over [0, count) in contiguous ranges, as many as threads. grain is the least worth a thread of
     /// its own, and ranges begin at multiples of it. Within another loop's body it runs on that body's thread alone.
     template <class Body>

@@ -1,7 +1,8 @@
 #pragma once
 // The CUDA backend: a tag and a context of one stream, one cuBLAS handle and the scratch memory of operations. Copies
-// of a context share all of it. Operations are enqueued on the stream and return at once; a call or launch that fails
-// throws, naming itself, file and line. What goes wrong inside of a kernel is seen by a later call, unless
+// of a context share all of it. Whatever asks a context for something makes its GPU the calling thread's current one,
+// and leaves it so. Operations are enqueued on the stream and return at once; a call or launch that fails throws,
+// naming itself, file and line. What goes wrong inside of a kernel is seen by a later call, unless
 // CUDA_LAUNCH_BLOCKING=1 makes every launch wait. Float32 products are exact float32: no TF32. The stream orders itself
 // with the legacy default stream, so that plain cudaMemcpy in a program sees finished results.
 
@@ -143,8 +144,23 @@ class Context<Cuda> {
 public:
     explicit Context(int device = 0) : shared_(std::make_shared<Shared>(device)) {}
 
-    cudaStream_t stream() const { return shared_->stream; }
-    cublasHandle_t cublas() const { return shared_->cublas; }
+    /// The GPU's number.
+    int device() const { return shared_->device; }
+    /// Makes the GPU the calling thread's current one, on which memory is allocated and kernels are asked about.
+    void make_current() const {
+        int now = 0;
+        KIMIK3_CUDA(cudaGetDevice(&now));
+        if (now != device()) KIMIK3_CUDA(cudaSetDevice(device()));
+    }
+
+    cudaStream_t stream() const {
+        make_current();
+        return shared_->stream;
+    }
+    cublasHandle_t cublas() const {
+        make_current();
+        return shared_->cublas;
+    }
     void synchronise() const { KIMIK3_CUDA(cudaStreamSynchronize(stream())); }
 
     /// c = op(a) b + kept base by columns in bf16, where base may be c; false where cuBLAS has no kernel for the shape.
@@ -166,6 +182,7 @@ public:
     const std::string& name() const { return shared_->name; }
     /// Bytes of the GPU's memory that nobody holds.
     Index free_bytes() const {
+        make_current();
         std::size_t free = 0, total = 0;
         KIMIK3_CUDA(cudaMemGetInfo(&free, &total));
         return static_cast<Index>(free);
@@ -187,6 +204,7 @@ public:
         const Index bytes = count * static_cast<Index>(sizeof(T));
         if (memory.bytes() < bytes) {
             require_not_recording();
+            make_current();
             memory = {};
             memory = DeviceMemory(bytes);
         }
@@ -248,6 +266,7 @@ public:
     template <class T>
     const T* on_device(std::span<const T> description) const {
         static_assert(std::is_trivially_copyable_v<T>);
+        make_current();
         return reinterpret_cast<const T*>(shared_->find(std::as_bytes(description)));
     }
 
@@ -259,7 +278,7 @@ private:
     };
 
     struct Shared {
-        explicit Shared(int device) {
+        explicit Shared(int number) : device(number) {
             int devices = 0;
             const cudaError_t status = cudaGetDeviceCount(&devices);
             if (status != cudaSuccess || devices == 0) {
@@ -268,7 +287,7 @@ private:
             }
             require(device >= 0 && device < devices, "GPUs lie in [0, {}), got {}", devices, device);
             KIMIK3_CUDA(cudaSetDevice(device));
-            require_kernels(device);
+            require_kernels();
             KIMIK3_CUDA(cudaStreamCreate(&stream));
             KIMIK3_CUDA(cublasCreate(&cublas));
             KIMIK3_CUDA(cublasSetStream(cublas, stream));
@@ -279,12 +298,16 @@ private:
         Shared(const Shared&) = delete;
         Shared& operator=(const Shared&) = delete;
         ~Shared() {
+            int now = device;
+            cudaGetDevice(&now);
+            cudaSetDevice(device);
             if (cublas != nullptr) cublasDestroy(cublas);
             if (stream != nullptr) cudaStreamDestroy(stream);
+            cudaSetDevice(now);
         }
 
         /// Refuses a GPU that this program has no kernels for.
-        void require_kernels(int device) {
+        void require_kernels() {
             cudaDeviceProp gpu{};
             KIMIK3_CUDA(cudaGetDeviceProperties(&gpu, device));
             name = gpu.name;
@@ -334,6 +357,7 @@ private:
             return descriptions.front();
         }
 
+        int device;
         std::string name;
         cudaStream_t stream = nullptr;
         cublasHandle_t cublas = nullptr;
@@ -358,6 +382,7 @@ public:
     void run(const Context<Cuda>& ctx, std::span<const Index> shape, Body&& body) {
         const bool same = seen_ && releases_ == DeviceMemory::releases() && std::ranges::equal(shape, shape_) &&
                           (recording_ || sent_ == ctx.sent());
+        ctx.make_current();
         if (!same) recording_.reset();
         if (same && !recording_) recording_.emplace(ctx.record(body));
         if (recording_) return recording_->start();

@@ -27,6 +27,7 @@ public:
                 "a decoding state holds 1 to {} tokens a sequence, got {}", config.max_seq_len, max_len);
         Arena measure;
         bind(measure);
+        ctx_.make_current();
         memory_ = Buffer<std::byte, Backend>(measure.used_bytes());
         rebind();
     }
@@ -34,8 +35,9 @@ public:
         : ctx_(other.ctx_),
           config_(other.config_),
           max_len_(other.max_len_),
-          lengths_(other.lengths_),
-          memory_(other.memory_.size()) {
+          lengths_(other.lengths_) {
+        ctx_.make_current();
+        memory_ = Buffer<std::byte, Backend>(other.memory_.size());
         copy(ctx_, MatrixView<std::byte>(other.memory_.data(), 1, memory_.size()),
              MatrixView<std::byte>(memory_.data(), 1, memory_.size()));
         rebind();

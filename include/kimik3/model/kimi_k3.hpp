@@ -38,7 +38,8 @@ public:
     static constexpr bool copies_weights = !std::is_same_v<T, A>;
 
     /// Parameters start from the seed alone (model/initialise.hpp).
-    explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0) : ctx_(std::move(ctx)) {
+    explicit KimiK3(Context<Backend> ctx = Context<Backend>{}, std::uint64_t seed = 0)
+        : ctx_((ctx.make_current(), std::move(ctx))) {
         params_.fields(config, FieldBinder<T, A>(table_));
         weights_ = Buffer<A, Backend>(table_.size());
         gradients_ = Buffer<A, Backend>(table_.size());
@@ -263,6 +264,7 @@ private:
         require(sequences.longest() <= config.max_seq_len, "a sequence has at most {} tokens, got {}",
                 config.max_seq_len, sequences.longest());
         check_ids(tokens, config.vocab_size);
+        ctx_.make_current();
         sequences_ = sequences;
         copy_weights();
         lay_out(sequences_, pass);
@@ -363,6 +365,7 @@ private:
     }
 
     MatrixView<T> room_for_logits(Index rows) {
+        ctx_.make_current();
         if (logits_.size() < rows * config.vocab_size) logits_ = Buffer<T, Backend>(rows * config.vocab_size);
         return {logits_.data(), rows, config.vocab_size};
     }

@@ -9,7 +9,7 @@
 
 namespace kimik3 {
 
-/// Owned device memory, zero at the start. The host does not read through data().
+/// Owned memory of the current GPU, zero at the start. The host does not read through data().
 template <class T>
 class Buffer<T, Cuda> {
 public:
@@ -83,6 +83,7 @@ VectorView<const T> on_host(const Context<Cuda>& ctx, VectorView<const T> v, std
 inline Sequences placed_in_memory(const Context<Cuda>& ctx, const Sequences& seq, Index bound,
                                   Buffer<Index, Cuda>& memory) {
     const Index size = static_cast<Index>(seq.packed().size());
+    ctx.make_current();
     if (memory.size() < size) memory = Buffer<Index, Cuda>(size);
     copy_from_host(ctx, seq.packed(), VectorView<Index>(memory.data(), size));
     return seq.placed_at(memory.data(), bound);

@@ -74,7 +74,7 @@ public:
     /// The optimizer of a model's parameters.
     template <class Model>
     explicit Optimizer(const Model& model, OptimizerOptions options = {})
-        : Optimizer(model.parameters(), model.weights().size, options) {}
+        : Optimizer((model.context().make_current(), model.parameters()), model.weights().size, options) {}
 
     const OptimizerOptions& options() const { return options_; }
     /// One entry a parameter, in the order of the table.

@@ -19,7 +19,9 @@ bool attn_res_rows_forward(const Context<Cuda>& ctx, const Candidates<const T>& 
         return false;
     return split_row(candidates.view[0].cols, [&](auto lanes, auto vectors) {
         constexpr auto kernel = attn_res_forward_kernel<T, lanes, vectors, normed>;
-        static const Index most = resident_blocks(kernel, attn_res_threads);
+        ctx.make_current();
+        static OfEachGpu<Index> blocks;
+        const Index most = blocks.of_current([&] { return resident_blocks(kernel, attn_res_threads); });
         launch_early(ctx, (std::min)(most, ceil_div(p.rows, attn_res_threads / lanes)), attn_res_threads, 0, kernel,
                      FewCandidates<const T>(candidates), weights, static_cast<A>(eps), static_cast<A>(norm_eps), h, y,
                      p, r, norm_r);
@@ -41,6 +43,7 @@ AttnResParts<accumulator_t<T>> attn_res_rows_backward(
     MatrixView<const accumulator_t<T>> r, VectorView<const accumulator_t<T>> norm_r, const Candidates<T>& gradients) {
     using A = accumulator_t<T>;
     AttnResParts<A> parts;
+    ctx.make_current();
     if (!few_in_eights<const T>(candidates) || !few_in_eights<T>(gradients) || !in_eights<const T>({dy}) ||
         !in_eights<const A>({weights.gamma, weights.pi, weights.norm}))
         return parts;

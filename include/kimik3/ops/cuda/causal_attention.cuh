@@ -231,6 +231,7 @@ void launch_attention(const Context<Cuda>& ctx, void (*kernel)(Parameters...), I
                       const Arguments&... arguments) {
     if (blocks == 0) return;
     const int bytes = static_cast<int>(attention_shared<accumulator_t<T>>(sums));
+    ctx.make_current();
     KIMIK3_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     kernel<<<exact_grid(blocks), block_threads, to_size(bytes), ctx.stream()>>>(arguments...);
     check_launch();
@@ -242,6 +243,7 @@ template <class T>
 void causal_attention_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads, In<T> q, In<T> kv,
                               In<T> k_shared, Out<T> o, Out<accumulator_t<T>> lse) {
     detail::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
+    ctx.make_current();
     gpu::clear_rows_from(ctx, seq.tokens(), o);
     gpu::clear_rows_from(ctx, seq.tokens(), lse);
     if constexpr (std::is_same_v<T, bf16>)
@@ -259,6 +261,7 @@ void causal_attention_backward(const Context<Cuda>& ctx, const Sequences& seq, c
                                Out<T> dkv, Out<T> dk_shared) {
     detail::check_attention<T>(seq, heads, q, kv, k_shared, o, lse);
     detail::check_attention<T>(seq, heads, dq, dkv, dk_shared, d_o, lse);
+    ctx.make_current();
     for (MatrixView<T> m : {dq, dkv, dk_shared}) gpu::clear_rows_from(ctx, seq.tokens(), m);
     if constexpr (std::is_same_v<T, bf16>)
         if (gpu::attention::backward_suits(heads, {d_o, q, kv, k_shared, o, dq, dkv, dk_shared}))

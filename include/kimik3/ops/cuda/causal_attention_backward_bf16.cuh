@@ -286,9 +286,11 @@ __global__ void shared_sum_kernel(Index rows, MlaHeads heads, const float* share
 }
 
 inline bool backward_suits(const MlaHeads& heads, std::initializer_list<MatrixView<const bf16>> matrices) {
-    static const bool prepared =
-        prepare(dq_kernel<bf16>, BackwardMemory::bytes) && prepare(dkv_kernel<bf16>, BackwardMemory::bytes);
-    return prepared && fits(heads) && std::ranges::all_of(matrices, in_pieces);
+    static OfEachGpu<bool> prepared;
+    const auto ask = [] {
+        return prepare(dq_kernel<bf16>, BackwardMemory::bytes) && prepare(dkv_kernel<bf16>, BackwardMemory::bytes);
+    };
+    return prepared.of_current(ask) && fits(heads) && std::ranges::all_of(matrices, in_pieces);
 }
 
 inline void launch_backward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads,

@@ -250,8 +250,9 @@ __global__ void __launch_bounds__(threads, 1)
 }
 
 inline bool forward_suits(const MlaHeads& heads, std::initializer_list<MatrixView<const bf16>> matrices) {
-    static const bool prepared = prepare(forward_kernel<bf16>, ForwardMemory::bytes);
-    return prepared && fits(heads) && std::ranges::all_of(matrices, in_pieces);
+    static OfEachGpu<bool> prepared;
+    return prepared.of_current([] { return prepare(forward_kernel<bf16>, ForwardMemory::bytes); }) && fits(heads) &&
+           std::ranges::all_of(matrices, in_pieces);
 }
 
 inline void launch_forward(const Context<Cuda>& ctx, const Sequences& seq, const MlaHeads& heads,

@@ -85,7 +85,7 @@ inline const Schedule& schedule_of(const Sequences& seq, const MlaHeads& heads) 
     static thread_local std::vector<Index> known;
     static thread_local Schedule schedule;
     std::vector<Index> asked(seq.packed().begin(), seq.packed().end());
-    asked.insert(asked.end(), {heads.count, heads.key(), heads.value});
+    asked.insert(asked.end(), {heads.count, heads.key(), heads.value, multiprocessors()});
     if (asked != known) schedule = Schedule(seq, heads), known = std::move(asked);
     return schedule;
 }

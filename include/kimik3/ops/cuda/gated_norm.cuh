@@ -180,7 +180,9 @@ void gated_norm_backward(const Context<Cuda>& ctx, Index heads, In<T> dy, In<T> 
     if (gpu::in_eights<const T>({dy, x, dx}) && (!gated || gpu::in_eights<const T>({gate, dgate})) &&
         gpu::in_eights<const A>({w}) && gpu::split_row(width, [&](auto lanes, auto vectors) {
             constexpr auto kernel = gpu::gated_norm_backward_kernel<T, lanes, vectors>;
-            static const Index most = gpu::resident_blocks(kernel, 128);
+            ctx.make_current();
+            static gpu::OfEachGpu<Index> resident;
+            const Index most = resident.of_current([&] { return gpu::resident_blocks(kernel, 128); });
             blocks = (std::min)(most, ceil_div(dx.rows * heads, 128 / lanes));
             parts = ctx.workspace<A>(Scratch::sums, blocks * width);
             gpu::launch_early(ctx, blocks, 128, 0, kernel, heads, dy, x, gate, w, r, dx, dgate, parts);

@@ -11,8 +11,7 @@ namespace kimik3::gpu::kda {
 
 /// Whether a block can have the shared memory that the largest kernel needs.
 inline bool enough_memory() {
-    static const int bytes = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    return bytes >= static_cast<int>(sizeof(GradientMemory<Chunk<4, 128>>));
+    return most_shared_bytes() + 4096 >= static_cast<Index>(sizeof(GradientMemory<Chunk<4, 128>>));
 }
 
 /// Whether heads have a size that these kernels are for; forward and backward agree on it, since the numbers of a saved

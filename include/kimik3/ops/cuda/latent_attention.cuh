@@ -83,6 +83,7 @@ void latent_attention(const Context<Cuda>& ctx, const Sequences& seq, const MlaH
     require_shape("latent_attention: q_lat", q_lat, o_lat.rows, heads.count * latent);
     require_shape("latent_attention: q", q, o_lat.rows, heads.count * heads.key());
     check_room(seq, cache.rows, cache.cols / (latent + heads.shared));
+    ctx.make_current();
     gpu::clear_rows_from(ctx, seq.tokens(), o_lat);
     if constexpr (std::is_same_v<T, bf16>)
         if (gpu::latent::suits(heads, latent, {q_lat, q, cache, o_lat}))

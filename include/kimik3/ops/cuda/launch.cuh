@@ -4,6 +4,9 @@
 // result depends on the order in which blocks run. The lambdas are extended ones (--extended-lambda), made in free
 // functions.
 
+#include <map>
+#include <mutex>
+
 #include "kimik3/core/dtype.hpp"
 #include "kimik3/tensor/cuda.cuh"
 
@@ -23,7 +26,25 @@ namespace kimik3::gpu {
 
 inline constexpr int block_threads = 256;
 
-/// What the GPU in use is like.
+/// Something known of every GPU, found out by ask() when the GPU is current for the first time.
+template <class T>
+class OfEachGpu {
+public:
+    template <class Ask>
+    T of_current(Ask&& ask) {
+        int device = 0;
+        KIMIK3_CUDA(cudaGetDevice(&device));
+        const std::lock_guard lock(mutex_);
+        const auto place = known_.find(device);
+        return place != known_.end() ? place->second : known_.emplace(device, ask()).first->second;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<int, T> known_;
+};
+
+/// What the current GPU is like.
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device = 0, value = 0;
     KIMIK3_CUDA(cudaGetDevice(&device));
@@ -32,13 +53,13 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 /// A grid of so many blocks fills it once.
 inline Index multiprocessors() {
-    static const Index count = device_attribute(cudaDevAttrMultiProcessorCount);
-    return count;
+    static OfEachGpu<int> count;
+    return count.of_current([] { return device_attribute(cudaDevAttrMultiProcessorCount); });
 }
 /// Bytes of dynamic shared memory that a block can have, a little kept for what a kernel declares.
 inline Index most_shared_bytes() {
-    static const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    return most - 4096;
+    static OfEachGpu<int> most;
+    return most.of_current([] { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }) - 4096;
 }
 /// Tells by its limit what it was compiled for: 96 threads with warpgroups (sm_90a), 64 from capability 9.0 on, 32.
 template <class>
@@ -46,12 +67,12 @@ __global__ void __launch_bounds__(KIMIK3_WARPGROUPS ? 96 : KIMIK3_FROM_90 ? 64 :
 
 /// That limit of this program's kernels on this GPU, which may be newer than what they were compiled for.
 inline int compiled_for() {
-    static const int limit = [] {
+    static OfEachGpu<int> limit;
+    return limit.of_current([] {
         cudaFuncAttributes kernel{};
         KIMIK3_CUDA(cudaFuncGetAttributes(&kernel, compiled_for_kernel<void>));
         return kernel.maxThreadsPerBlock;
-    }();
-    return limit;
+    });
 }
 /// Whether a kernel may start before the one in front of it has ended.
 inline bool starts_early() { return compiled_for() >= 64; }
