@@ -122,4 +122,19 @@ BOOST_AUTO_TEST_CASE(a_schedule_by_hand_is_the_schedule_of_the_config) {
     static_assert(repeat_layers("KKKM", 3, "M") == presets::k3_300m.layer_types);
 }
 
+BOOST_AUTO_TEST_CASE(a_block_of_any_depth_stores_what_came_in_at_its_first_layer) {
+    // Candidates before the attention of every layer and before the head.
+    const auto candidates = [](int layers, int block) {
+        ModelConfig c = presets::golden;
+        c.attn_res_block_size = block;
+        std::vector<Index> all;
+        for (Index layer = 0; layer <= layers; ++layer) all.push_back(Depth::of(c, layer).endpoints + 1);
+        return all;
+    };
+    BOOST_TEST(candidates(13, 2) == (std::vector<Index>{1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8}));
+    BOOST_TEST(candidates(4, 1) == (std::vector<Index>{1, 2, 3, 4, 5}));
+    BOOST_TEST(candidates(4, 9) == (std::vector<Index>{1, 2, 2, 2, 2}));
+    BOOST_TEST(candidates(93, 12).back() == 9);  // of K3
+}
+
 BOOST_AUTO_TEST_SUITE_END()

@@ -108,4 +108,15 @@ BOOST_AUTO_TEST_CASE_TEMPLATE(sums_of_squares_do_not_depend_on_threads_and_do_no
     }
 }
 
+BOOST_AUTO_TEST_CASE(a_step_of_number_zero_and_pieces_outside_of_the_arrays_are_refused) {
+    std::vector<float> g(4), w(4), m(4), v(4);
+    const auto refused = [&](AdamwPiece piece, Index step) {
+        BOOST_CHECK_THROW(adamw_step<float>(Context<Cpu>(1), std::vector{piece}, {.lr = 1, .step = step}, view(g),
+                                            view(w), view(m), view(v)),
+                          Error);
+    };
+    refused({0, 0, 4, true}, 0);
+    for (const AdamwPiece& piece : {AdamwPiece{1, 0, 4}, {0, 1, 4}, {-1, 0, 2}, {0, 0, -1}}) refused(piece, 1);
+}
+
 BOOST_AUTO_TEST_SUITE_END()

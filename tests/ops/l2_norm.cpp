@@ -40,6 +40,15 @@ BOOST_AUTO_TEST_CASE(b19_an_all_zero_head_has_a_finite_gradient) {
     for (Index c = 0; c < 8; ++c) BOOST_TEST(std::abs(dx(0, c) - 1000 * dy(0, c)) <= 1e-3f * std::abs(dx(0, c)));
 }
 
+BOOST_AUTO_TEST_CASE(heads_that_do_not_divide_the_columns_are_refused) {
+    for (Index heads : {0, 3}) {
+        Matrix<float> x(1, 8), y(1, 8), r(1, heads);
+        x.fill(1);
+        BOOST_CHECK_THROW(l2_norm_forward(Context<Cpu>(1), heads, x, y.view(), r.view()), Error);
+        BOOST_CHECK_THROW(l2_norm_backward(Context<Cpu>(1), heads, x, y, r, y.view()), Error);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(threads_and_places_change_no_bit) {
     Matrix<float> x = Matrix<float>::random(100, 66, 1), y(100, 66), r(100, 2), dy = Matrix<float>::random(100, 66, 2),
                   dx(100, 66);

@@ -112,6 +112,11 @@ BOOST_AUTO_TEST_CASE(newton_schulz_refuses_strides_and_wrong_scratch) {
     BOOST_CHECK_THROW(newton_schulz(Context<Cpu>(1), MatrixView<double>(x.data(), 4, 5), 5, view(scratch)), Error);
 }
 
+BOOST_AUTO_TEST_CASE(blocks_outside_of_the_arrays_are_refused) {
+    for (const MuonBlock& block : {MuonBlock{0, 3, 4}, {1, 2, 5}, {-1, 2, 2}, {0, -2, 5}})
+        BOOST_CHECK_THROW(updates({block}, random<double>(10, 1)), Error);
+}
+
 BOOST_AUTO_TEST_CASE_TEMPLATE(b43_zero_gradients_give_zero_updates, T, Numbers) {
     std::vector<T> g(64 * 32), m(64 * 32), w = random<T>(64 * 32, 4);
     const std::vector<T> before = w;

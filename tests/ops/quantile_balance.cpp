@@ -132,6 +132,15 @@ BOOST_AUTO_TEST_CASE(a_bias_that_is_not_finite_is_refused_at_the_update) {
     BOOST_CHECK_THROW(balance_update(Context<Cpu>(1), own.balance, 1, routed.bias.vector()), Error);
 }
 
+BOOST_AUTO_TEST_CASE(tokens_that_go_nowhere_or_everywhere_are_refused_at_the_update) {
+    for (Index chosen : {0, 2, 3}) {
+        OwnBalance own(2);
+        Routed<double> routed(base, {0.0, 0.0}, 1);
+        routed.count(own.balance);
+        BOOST_CHECK_THROW(balance_update(Context<Cpu>(1), own.balance, chosen, routed.bias.vector()), Error);
+    }
+}
+
 BOOST_AUTO_TEST_CASE(counts_do_not_depend_on_threads) {
     Routed<float> routed(101, std::vector<double>(33, 0.0), 4, {true, 1.0});
     Matrix<float> w = Matrix<float>::random(33, 101, 5);

@@ -39,7 +39,7 @@ struct f16 {
     f16() = default;
     KIMIK3_HOST_DEVICE explicit constexpr f16(float value) : bits(round(value)) {}
     KIMIK3_HOST_DEVICE constexpr operator float() const {
-        const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, rest = bits & 0x7fffu;
+        const std::uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
         if (rest >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((rest & 0x3ffu) << 13));
         if (rest >= 0x400u) return std::bit_cast<float>(sign | ((rest << 13) + 0x38000000u));
         const float magnitude = static_cast<float>(rest) * 0x1p-24f;

@@ -39,7 +39,7 @@ public:
         bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
     }
     void text(std::string_view value) {
-        number(static_cast<std::uint64_t>(value.size()));
+        number<std::uint64_t>(value.size());
         bytes_.append(value);
     }
     void value(const GgufValue& value) {
@@ -90,8 +90,8 @@ inline GgufHeader format_gguf_header(const GgufMetadata& metadata, const std::ve
     GgufHeader header;
     for (const char letter : gguf_magic) header.number(letter);
     header.number(std::uint32_t{3});
-    header.number(static_cast<std::uint64_t>(tensors.size()));
-    header.number(static_cast<std::uint64_t>(metadata.size()));
+    header.number<std::uint64_t>(tensors.size());
+    header.number<std::uint64_t>(metadata.size());
     std::set<std::string_view> keys{"general.alignment"}, names;
     for (const auto& [key, value] : metadata) {
         require(keys.insert(key).second, "a GGUF file has no room for {} '{}'",

@@ -6,6 +6,7 @@
 // g, w and m have one layout; v, which only these tensors need, its own. All arithmetic in T.
 // SteppedWeights: what an optimizer's step writes.
 
+#include <algorithm>
 #include <span>
 
 #include "kimik3/backend/backend.hpp"
@@ -32,6 +33,23 @@ struct AdamwRule {
     double scale = 1.0;  // of the gradient: what clipping leaves of it
     Index step = 1;      // t, counted from 1
 };
+
+namespace detail {
+
+template <class T>
+void check_adamw(std::span<const AdamwPiece> pieces, const AdamwRule& rule, VectorView<const T> g, VectorView<T> w,
+                 VectorView<T> m, VectorView<T> v) {
+    require(rule.step >= 1, "adamw: steps are counted from 1, got {}", rule.step);
+    require_size("adamw: w", w, g.size);
+    require_size("adamw: m", m, g.size);
+    for (const AdamwPiece& p : pieces)
+        require((std::min)({p.offset, p.second, p.count}) >= 0 && p.offset + p.count <= g.size &&
+                    p.second + p.count <= v.size,
+                "adamw: a piece of {} elements at {} and {} does not lie in {} and {}", p.count, p.offset, p.second,
+                g.size, v.size);
+}
+
+}  // namespace detail
 
 template <class Backend>
 void adamw_step(const Context<Backend>&, ...) {

@@ -13,6 +13,14 @@ namespace kimik3 {
 
 inline constexpr double l2_norm_eps = 1e-6;
 
+namespace detail {
+
+inline void check_l2_norm(Index heads, Index cols) {
+    require(heads >= 1 && cols % heads == 0, "l2_norm: {} columns are no multiple of {} heads", cols, heads);
+}
+
+}  // namespace detail
+
 template <class Backend>
 void l2_norm_forward(const Context<Backend>&, ...) {
     static_assert(missing_overload<Backend>,

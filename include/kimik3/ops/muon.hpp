@@ -6,6 +6,7 @@
 //   muon_step(ctx, blocks, rule, g, w, m)   w and m are overwritten, elements outside the blocks untouched
 // The factor makes the root mean square of an update about 0.2, that of AdamW. All arithmetic in T.
 
+#include <algorithm>
 #include <span>
 
 #include "kimik3/backend/backend.hpp"
@@ -24,6 +25,19 @@ struct MuonRule {
     double scale = 1.0;  // of the gradient: what clipping leaves of it
     Index newton_schulz_steps = 5;
 };
+
+namespace detail {
+
+template <class T>
+void check_muon(std::span<const MuonBlock> blocks, VectorView<const T> g, VectorView<T> w, VectorView<T> m) {
+    require_size("muon: w", w, g.size);
+    require_size("muon: m", m, g.size);
+    for (const MuonBlock& b : blocks)
+        require((std::min)({b.offset, b.rows, b.cols}) >= 0 && b.offset + b.rows * b.cols <= g.size,
+                "muon: a block [{}, {}] at {} does not lie in {} elements", b.rows, b.cols, b.offset, g.size);
+}
+
+}  // namespace detail
 
 template <class Backend>
 void muon_step(const Context<Backend>&, ...) {

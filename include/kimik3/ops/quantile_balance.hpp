@@ -34,6 +34,13 @@ inline void check_balance(const Balance& balance, Index tokens, Index experts, I
             tokens, counted.size);
 }
 
+/// Where every token goes to all experts, or to none, no bias changes anything.
+inline void check_balance_update(const Balance& balance, Index chosen, Index experts) {
+    require_shape("balance: histogram", balance.histogram, experts, Balance::bins);
+    require(chosen >= 1 && chosen < experts, "balancing is of tokens that go to 1 to {} experts, got {}", experts - 1,
+            chosen);
+}
+
 }  // namespace detail
 
 template <class Backend>

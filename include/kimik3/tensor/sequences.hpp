@@ -30,10 +30,12 @@ public:
                 past.size());
         for (Index s = 0; s < count_; ++s) packed_.push_back(slots.empty() ? s : slots[to_size(s)]);
         for (Index s = 0; s < count_; ++s) packed_.push_back(past.empty() ? 0 : past[to_size(s)]);
+        for (const Index length : past) require(length >= 0, "a sequence has 0 past tokens or more, got {}", length);
     }
 
     /// batch sequences of length tokens each.
     static Sequences uniform(Index batch, Index length) {
+        require(batch >= 0 && length >= 0, "there are 0 sequences of 0 tokens or more, got {} of {}", batch, length);
         std::vector<Index> offsets(to_size(batch + 1));
         for (Index s = 0; s <= batch; ++s) offsets[to_size(s)] = s * length;
         return Sequences(std::move(offsets));

@@ -14,6 +14,7 @@ void adamw_step(const Context<Cpu>& ctx, std::span<const AdamwPiece> pieces, con
                 OutVector<T> w, OutVector<T> m, OutVector<T> v) {
     using detail::lane;
     using detail::Lane;
+    detail::check_adamw<T>(pieces, rule, g, w, m, v);
     const double step = static_cast<double>(rule.step);
     const Lane<T> scale = lane(static_cast<T>(rule.scale)), rate = lane(static_cast<T>(rule.lr)),
                   eps = lane(static_cast<T>(rule.eps)), beta1 = lane(static_cast<T>(rule.beta1)),

@@ -22,6 +22,7 @@ T l2_scale(const T* x, Index count) {
 template <class T>
 void l2_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, Out<T> y,
                      std::type_identity_t<MatrixView<accumulator_t<T>>> r) {
+    detail::check_l2_norm(heads, y.cols);
     require_shape("l2_norm: x", x, y.rows, y.cols);
     require_shape("l2_norm: r", r, y.rows, heads);
     const Index width = y.cols / heads;
@@ -39,6 +40,7 @@ void l2_norm_forward(const Context<Cpu>& ctx, Index heads, In<T> x, Out<T> y,
 
 template <class T>
 void l2_norm_backward(const Context<Cpu>& ctx, Index heads, In<T> dy, In<T> y, In<accumulator_t<T>> r, Out<T> dx) {
+    detail::check_l2_norm(heads, dx.cols);
     require_shape("l2_norm: dy", dy, dx.rows, dx.cols);
     require_shape("l2_norm: y", y, dx.rows, dx.cols);
     require_shape("l2_norm: r", r, dx.rows, heads);

@@ -78,8 +78,8 @@ struct LatentShares {
         const Index table = round_up((seq.count() + 1) * static_cast<Index>(sizeof(Index)), 64);
         const Index numbers = tasks * share_size() + ctx.threads() * scratch_size();
         std::byte* memory = ctx.workspace<std::byte>(0, table + numbers * static_cast<Index>(sizeof(T)));
-        first_task = reinterpret_cast<Index*>(memory);
-        shares = reinterpret_cast<T*>(memory + table);
+        first_task = static_cast<Index*>(static_cast<void*>(memory));
+        shares = static_cast<T*>(static_cast<void*>(memory + table));
         scratch = shares + tasks * share_size();
         first_task[0] = 0;
         for (Index s = 0; s < seq.count(); ++s) first_task[s + 1] = first_task[s] + cut(s).tasks();

@@ -38,6 +38,7 @@ void muon_block_step(const Context<Cpu>& ctx, const MuonBlock& block, const Muon
 template <class T>
 void muon_step(const Context<Cpu>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule, InVector<T> g,
                OutVector<T> w, OutVector<T> m) {
+    detail::check_muon<T>(blocks, g, w, m);
     const Context<Cpu> alone(1);
     const auto step = [&](const Context<Cpu>& workers, const MuonBlock& block, int thread) {
         const Index size = block.rows * block.cols;

@@ -70,7 +70,7 @@ inline void balance_clear(const Context<Cpu>&, const Balance& balance) {
 template <class T>
 void balance_update(const Context<Cpu>& ctx, const Balance& balance, Index chosen, VectorView<T> bias) {
     const Index experts = bias.size;
-    require_shape("balance: histogram", balance.histogram, experts, Balance::bins);
+    detail::check_balance_update(balance, chosen, experts);
     const std::int64_t *row = balance.histogram.row(0),
                        tokens = std::accumulate(row, row + Balance::bins, std::int64_t{0});
     if (tokens == 0) return;

@@ -75,6 +75,7 @@ template <class T>
 void adamw_step(const Context<Cuda>& ctx, std::span<const AdamwPiece> pieces, const AdamwRule& rule,
                 const StepNumbers* numbers, InVector<T> g, OutVector<T> w, OutVector<T> m, OutVector<T> v,
                 VectorView<bf16> copy = {}) {
+    detail::check_adamw<T>(pieces, rule, g, w, m, v);
     if (pieces.empty()) return;
     if (copy.size != 0) require_size("adamw_step: copy", copy, w.size);
     const AdamwPiece* list = ctx.on_device(pieces);

@@ -112,6 +112,7 @@ template <class T>
 void muon_step(const Context<Cuda>& ctx, std::span<const MuonBlock> blocks, const MuonRule& rule,
                const StepNumbers* numbers, InVector<T> g, OutVector<T> w, OutVector<T> m,
                VectorView<bf16> copy = {}) {
+    detail::check_muon<T>(blocks, g, w, m);
     if (blocks.empty()) return;
     if (copy.size != 0) require_size("muon_step: copy", copy, w.size);
     if constexpr (std::is_same_v<T, float>) {

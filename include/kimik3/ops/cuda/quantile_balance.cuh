@@ -151,7 +151,7 @@ inline void balance_clear(const Context<Cuda>& ctx, const Balance& balance) {
 
 template <class T>
 void balance_update(const Context<Cuda>& ctx, const Balance& balance, Index chosen, VectorView<T> bias) {
-    require_shape("balance: histogram", balance.histogram, bias.size, Balance::bins);
+    detail::check_balance_update(balance, chosen, bias.size);
     double* places = ctx.workspace<double>(Scratch::operation, bias.size);
     gpu::launch_early(ctx, bias.size, gpu::block_threads, 0, gpu::balance_place_kernel<Balance>, balance, chosen,
                       places);
