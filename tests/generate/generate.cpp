@@ -347,6 +347,17 @@ BOOST_AUTO_TEST_CASE(equal_prompts_of_a_batch_draw_different_tokens) {
     BOOST_TEST(std::set<Prompt>(all.begin(), all.end()).size() == 4);
 }
 
+BOOST_AUTO_TEST_CASE(a_sequence_of_a_batch_draws_what_it_would_alone_with_its_stream) {
+    const std::vector<Prompt> prompts = {some_prompt(4, 1), some_prompt(30, 2), some_prompt(1, 3)};
+    GenerateOptions options{.temperature = 2, .top_p = 0.9, .seed = 9, .stream = 5, .max_tokens = 20};
+    const auto together = generated(model, prompts, options);
+    for (const Prompt& found : together) {
+        const Prompt prompt = prompts[options.stream - 5];
+        BOOST_TEST(generated(model, {prompt}, options).front() == found, boost::test_tools::per_element());
+        ++options.stream;
+    }
+}
+
 BOOST_AUTO_TEST_CASE(top_k_of_one_and_a_penalty_do_what_the_sampler_does) {
     const std::vector<Prompt> prompts = {some_prompt(5)};
     BOOST_TEST((generated(model, prompts, {.temperature = 1, .top_k = 1, .max_tokens = 8}) ==

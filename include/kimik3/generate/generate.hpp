@@ -24,6 +24,7 @@ struct GenerateOptions {
     Index top_k = 0;
     double top_p = 1.0, min_p = 0.0, repetition_penalty = 1.0;
     std::uint64_t seed = 0;
+    std::uint64_t stream = 0;  // of the random numbers: sequence s of a batch has stream + s
 
     Index max_tokens = 256;
     std::vector<std::int32_t> stop_ids{};     // end at any of these; the stop token is not given out
@@ -115,7 +116,8 @@ private:
         require(static_cast<Index>(prompt.size()) <= state_.max_len(),
                 "a prompt has at most {} tokens, the context; this one has {}", state_.max_len(), prompt.size());
         check_ids(prompt, Model::config.vocab_size);
-        sequences_.push_back({std::move(prompt), Sampler(options_.sampling(), static_cast<std::uint64_t>(slot))});
+        const std::uint64_t stream = options_.stream + static_cast<std::uint64_t>(slot);
+        sequences_.push_back({std::move(prompt), Sampler(options_.sampling(), stream)});
     }
 
     bool may_go_on(Member& sequence, Index slot) const {
