@@ -34,4 +34,5 @@ template void kimik3::write_weights(const std::filesystem::path&, const Referenc
                                     const std::vector<std::filesystem::path>&);
 template void kimik3::load_model(const std::filesystem::path&, Plain&);
 template void kimik3::load_weights(const std::filesystem::path&, Reference&);
+template void kimik3::pack_mxfp4(std::span<const float>, std::span<std::uint8_t>, std::span<std::uint8_t>);
 template void kimik3::load_checkpoint(const std::filesystem::path&, Trainer<Reference>&);
