@@ -17,6 +17,7 @@ using namespace kimik3::test;
 namespace {
 
 using Model = KimiK3<presets::golden>;
+using Exact = KimiK3<presets::golden, Cpu, double>;
 constexpr Index vocab = presets::golden.vocab_size;
 
 std::vector<std::int32_t> some_tokens(Index count, std::uint64_t stream) {
@@ -85,6 +86,19 @@ BOOST_AUTO_TEST_CASE(packed_documents_are_as_each_alone) {
         model.evaluate(part(tokens), part(targets));
         KIMIK3_CHECK_CLOSE(copy(model.token_losses()), std::vector(packed.begin() + begin, packed.begin() + end), 1e-5);
     }
+}
+
+BOOST_AUTO_TEST_CASE(the_gradient_of_packed_documents_is_the_sum_of_each_alone) {
+    Exact packed(Context<Cpu>(2), 2), alone(Context<Cpu>(2), 2);
+    const auto tokens = some_tokens(40, 1), targets = some_tokens(40, 2);
+    const std::vector<std::size_t> borders{0, 1, 1, 8, 40};
+    packed.forward_backward(tokens, targets, Sequences({borders.begin(), borders.end()}));
+    for (std::size_t d = 0; d + 1 < borders.size(); ++d) {
+        const std::size_t length = borders[d + 1] - borders[d];
+        const auto part = [&](const auto& ids) { return Tokens(ids).subspan(borders[d], length); };
+        alone.forward_backward(part(tokens), part(targets), 1, static_cast<double>(length) / 40);
+    }
+    KIMIK3_CHECK_CLOSE(copy(alone.gradients()), copy(packed.gradients()), 1e-10);
 }
 
 BOOST_AUTO_TEST_CASE(evaluation_touches_nothing_of_training) {
@@ -160,7 +174,7 @@ BOOST_AUTO_TEST_CASE(b49_nothing_to_predict_is_loss_zero_and_no_gradient) {
 }
 
 BOOST_AUTO_TEST_CASE(micro_batches_scaled_by_their_share_of_counted_tokens_are_the_whole_batch) {
-    KimiK3<presets::golden, Cpu, double> whole(Context<Cpu>(2), 1), parts(Context<Cpu>(2), 1);
+    Exact whole(Context<Cpu>(2), 1), parts(Context<Cpu>(2), 1);
     const auto tokens = some_tokens(3 * 12, 1);
     auto targets = some_tokens(3 * 12, 2);
     std::fill(targets.begin() + 9, targets.begin() + 24, ignored_target);  // 9, 0 and 12 are left
