@@ -15,7 +15,8 @@ class Buffer<T, Cuda> {
 public:
     Buffer() = default;
     explicit Buffer(Index count) : memory_(count * static_cast<Index>(sizeof(T))), size_(count) {
-        if (count > 0) KIMIK3_CUDA(cudaMemset(memory_.data(), 0, to_size(memory_.bytes())));
+        // The legacy stream comes before that of any context, also where a program's default stream is another.
+        if (count > 0) KIMIK3_CUDA(cudaMemsetAsync(memory_.data(), 0, to_size(memory_.bytes()), cudaStreamLegacy));
     }
 
     T* data() const { return reinterpret_cast<T*>(memory_.data()); }
