@@ -30,7 +30,6 @@ public:
                 past.size());
         for (Index s = 0; s < count_; ++s) packed_.push_back(slots.empty() ? s : slots[to_size(s)]);
         for (Index s = 0; s < count_; ++s) packed_.push_back(past.empty() ? 0 : past[to_size(s)]);
-        for (const Index length : past) require(length >= 0, "a sequence has 0 past tokens or more, got {}", length);
     }
 
     /// batch sequences of length tokens each.
