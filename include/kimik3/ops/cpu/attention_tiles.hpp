@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 
-#include "kimik3/core/type_list.hpp"
 #include "kimik3/ops/cpu/lanes.hpp"
 #include "kimik3/ops/matmul.hpp"
 
@@ -25,29 +24,33 @@ struct Factor {
     Index row, col;
 };
 
+/// body(0), ..., body(count - 1) without a loop, so that what they index stays in registers.
+template <Index count, class Body>
+inline void unrolled(Body&& body) {
+    static_assert(count <= 16);
+#ifndef __CUDACC__  // which warns of it
+#pragma GCC unroll 16
+#endif
+    for (Index i = 0; i < count; ++i) body(i);
+}
+
 /// c [rows, lanes at `at`] (+)= a [rows, inner] b [inner, ...].
 template <Index rows, Index lanes, class T, class At>
 inline void product_block(Index inner, Factor<T> a, const T* b, Index b_stride, T* c, Index c_stride, At at, Add add) {
-    Lane<T> sum[to_size(rows)][to_size(lanes)];
+    Lane<T> sum[to_size(rows * lanes)], right[to_size(lanes)];
     const auto shifted = [&](Index l) {
         At moved = at;
         moved.begin += l * lane_width<T>;
         return moved;
     };
-    static_for<rows>([&](auto i) {
-        static_for<lanes>(
-            [&](auto l) { sum[i][l] = add == Add::yes ? shifted(l).load(c + i * c_stride) : lane(T(0)); });
+    unrolled<rows * lanes>([&](Index s) {
+        sum[s] = add == Add::yes ? shifted(s % lanes).load(c + s / lanes * c_stride) : lane(T(0));
     });
     for (Index k = 0; k < inner; ++k) {
-        Lane<T> right[to_size(lanes)];
-        static_for<lanes>([&](auto l) { right[l] = shifted(l).load(b + k * b_stride); });
-        static_for<rows>([&](auto i) {
-            const Lane<T> left = lane(a.first[i * a.row + k * a.col]);
-            static_for<lanes>([&](auto l) { sum[i][l] += left * right[l]; });
-        });
+        unrolled<lanes>([&](Index l) { right[l] = shifted(l).load(b + k * b_stride); });
+        unrolled<rows * lanes>([&](Index s) { sum[s] += a.first[s / lanes * a.row + k * a.col] * right[s % lanes]; });
     }
-    static_for<rows>(
-        [&](auto i) { static_for<lanes>([&](auto l) { shifted(l).store(c + i * c_stride, sum[i][l]); }); });
+    unrolled<rows * lanes>([&](Index s) { shifted(s % lanes).store(c + s / lanes * c_stride, sum[s]); });
 }
 
 template <Index rows, class T>
