@@ -21,6 +21,7 @@
 
 #include "kimik3/backend/backend.hpp"
 #include "kimik3/core/error.hpp"
+#include "kimik3/core/memory.hpp"
 
 namespace kimik3 {
 
@@ -31,7 +32,7 @@ namespace detail {
 /// Runs one job at a time on the threads that are free for it; the caller is thread 0.
 class ThreadTeam {
 public:
-    explicit ThreadTeam(int threads) {
+    explicit ThreadTeam(int threads) : workspaces_(to_size(threads)) {
         try {
             for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
         } catch (const std::system_error& problem) {
@@ -62,6 +63,12 @@ public:
         const std::exception_ptr error = std::exchange(error_, nullptr);
         taken_.store(false, std::memory_order_release);
         if (error) std::rethrow_exception(error);
+    }
+
+    [[gnu::noinline]] void* workspace(int thread, Index bytes) {
+        Memory& memory = workspaces_[to_size(thread)];
+        if (memory.count() < bytes) memory = Memory(bytes, 1);
+        return memory.data();
     }
 
 private:
@@ -138,6 +145,7 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     std::exception_ptr error_;
+    std::vector<Memory> workspaces_;
     std::vector<std::thread> workers_;
 };
 
@@ -155,7 +163,6 @@ public:
             if (::getpid() == owner) delete team;
         };
         team_ = std::shared_ptr<detail::ThreadTeam>(new detail::ThreadTeam(threads), release);
-        workspaces_ = std::make_shared<std::vector<std::vector<std::max_align_t>>>(to_size(threads));
     }
 
     int threads() const { return team_->size(); }
@@ -168,8 +175,8 @@ public:
     template <class Body>
     void parallel(Index count, Index grain, Body&& body) const {
         using Plain = std::remove_reference_t<Body>;
-        run({nullptr, [](void* of, Index begin, Index end) { (*static_cast<Plain*>(of))(begin, end); }, address(body),
-             (std::min)(ceil_div(count, grain), Index{threads()}), count, grain});
+        run({nullptr, [](void* of, Index begin, Index end) { (*static_cast<Plain*>(of))(begin, end); }, address(body), 0,
+             count, grain});
     }
 
     /// body(task, thread) for every task in [0, count); threads take the next one as they become free, so tasks may be
@@ -186,11 +193,7 @@ public:
     template <class T>
     T* workspace(int thread, Index count) const {
         static_assert(std::is_trivially_copyable_v<T>);
-        std::vector<std::max_align_t>& memory = (*workspaces_)[to_size(thread)];
-        const std::size_t bytes = to_size(count) * sizeof(T) + 64;
-        if (memory.size() * sizeof(std::max_align_t) < bytes) memory.resize(bytes / sizeof(std::max_align_t) + 1);
-        const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-        return reinterpret_cast<T*>((address + 63) / 64 * 64);
+        return static_cast<T*>(team_->workspace(thread, count * static_cast<Index>(sizeof(T))));
     }
 
 private:
@@ -218,13 +221,13 @@ private:
         }
     };
     void run(Tasks tasks) const {
+        if (tasks.of_range != nullptr) tasks.count = (std::min)(ceil_div(tasks.size, tasks.grain), Index{threads()});
         if (const int place = team_->place_of_caller(); place >= 0) return tasks.take(place);
         if (tasks.count <= 1 || threads() == 1) return tasks.take(0);
         team_->run([](void* of, int thread) { static_cast<Tasks*>(of)->take(thread); }, &tasks);
     }
 
     std::shared_ptr<detail::ThreadTeam> team_;
-    std::shared_ptr<std::vector<std::vector<std::max_align_t>>> workspaces_;
 };
 
 }  // namespace kimik3

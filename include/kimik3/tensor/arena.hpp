@@ -6,17 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <memory>
-#include <new>
 
 #include "kimik3/backend/cpu.hpp"
+#include "kimik3/core/memory.hpp"
 #include "kimik3/tensor/view.hpp"
 
 namespace kimik3 {
-
-/// Every buffer and every view from an arena begins at a multiple of this.
-inline constexpr Index alignment_bytes = 64;
 
 /// Owned memory of a backend, zero at the start.
 template <class T, class Backend = Cpu>
@@ -26,30 +21,17 @@ template <class T>
 class Buffer<T, Cpu> {
 public:
     Buffer() = default;
-    explicit Buffer(Index count) : size_(count) {
-        if (count == 0) return;
-        require(count > 0 && to_size(count) <= SIZE_MAX / sizeof(T), "a buffer holds 0 to {} elements, got {}",
-                SIZE_MAX / sizeof(T), count);
-        void* memory =
-            ::operator new (to_size(count) * sizeof(T), std::align_val_t{to_size(alignment_bytes)}, std::nothrow);
-        require(memory != nullptr, "out of memory: {} bytes were asked for", to_size(count) * sizeof(T));
-        std::memset(memory, 0, to_size(count) * sizeof(T));
-        data_.reset(static_cast<T*>(memory));
-    }
+    explicit Buffer(Index count) : memory_(count, sizeof(T)) {}
 
-    T* data() const { return data_.get(); }
-    Index size() const { return size_; }
+    T* data() const { return static_cast<T*>(memory_.data()); }
+    Index size() const { return memory_.count(); }
     T* begin() const { return data(); }
-    T* end() const { return data() + size_; }
-    T& operator[](Index i) const { return data_.get()[i]; }
-    VectorView<T> view() const { return {data(), size_}; }
+    T* end() const { return data() + size(); }
+    T& operator[](Index i) const { return data()[i]; }
+    VectorView<T> view() const { return {data(), size()}; }
 
 private:
-    struct Release {
-        void operator()(T* memory) const { ::operator delete(memory, std::align_val_t{to_size(alignment_bytes)}); }
-    };
-    std::unique_ptr<T, Release> data_;
-    Index size_ = 0;
+    detail::Memory memory_;
 };
 
 class Arena {
