@@ -54,7 +54,8 @@ struct Lane {
     friend Lane larger(const Lane& a, const Lane& b) { return of(Eigen::internal::pmax(a.packet, b.packet)); }
     friend Lane abs(const Lane& a) { return of(Eigen::internal::pabs(a.packet)); }
     friend Lane sqrt(const Lane& a) { return of(Eigen::internal::psqrt(a.packet)); }
-    friend Lane exp(const Lane& a) { return of(Eigen::internal::pexp(a.packet)); }
+    /// Long enough to be one function, not a copy at every use.
+    [[gnu::noinline]] friend Lane exp(const Lane& a) { return of(Eigen::internal::pexp(a.packet)); }
     friend Lane tanh(const Lane& a) {
         if constexpr (Traits::HasTanh != 0) return of(Eigen::internal::ptanh(a.packet));
         else return one_by_one(a, [](T x) { return std::tanh(x); });
