@@ -7,6 +7,7 @@
 // A token is fed back only when the next one is asked for, so with a context of n a prompt of p gives up to n - p + 1.
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 #include <span>
@@ -230,8 +231,7 @@ template <class Model>
 class Generation {
 public:
     Generation(Model& model, Tokens prompt, GenerateOptions options = {})
-        : batch_(model, std::vector<std::vector<std::int32_t>>(1, {prompt.begin(), prompt.end()}), std::move(options)) {
-    }
+        : batch_(model, std::array{std::vector(prompt.begin(), prompt.end())}, std::move(options)) {}
 
     /// The next token, or nothing once generation has finished.
     std::optional<std::int32_t> next() {

@@ -148,7 +148,8 @@ struct BlockLayer {
         typename FeedForward::Saved feed_forward;
     };
 
-    static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
+    /// Not inline, so that layers of one kind share it.
+    [[gnu::noinline]] static Saved bind_saved(Arena& arena, const ModelConfig& c, Depth depth, const Sequences& seq) {
         const Index tokens = seq.tokens(), before = depth.endpoints + 1;
         using Read = SavedRead<Backend, T>;
         return {Read::bind(arena, c, tokens, before),
