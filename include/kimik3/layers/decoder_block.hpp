@@ -80,7 +80,7 @@ struct SavedRead {
     VectorView<A> r;       // [N] of the norm
     MatrixView<T> normed;  // [N, M]
 
-    static SavedRead bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
+    [[gnu::noinline]] static SavedRead bind(Arena& arena, const ModelConfig& c, Index tokens, Index candidates) {
         return {Site::Saved::bind(arena, c, tokens, candidates), arena.vector<A>(tokens),
                 arena.matrix<T>(tokens, c.hidden_size)};
     }

@@ -148,8 +148,9 @@ inline T sum_lanes(Index count, Term&& term) {
     return total.sum();
 }
 
+/// Not inline: nothing takes it in a loop so short that a call would be felt.
 template <class T>
-inline T dot(const T* a, const T* b, Index count) {
+[[gnu::noinline]] T dot(const T* a, const T* b, Index count) {
     Lane<T> total = lane(T(0));
     for_whole_lanes_and_rest<T>(count, [&](auto at) { total += at.load(a) * at.load(b); });
     return total.sum();
