@@ -203,7 +203,7 @@ private:
     }
 
     /// Not a template, so that a body costs the compiler one call and no loop. Either body is called: with a task, or
-    /// with the range of size elements, in units of grain, that is the task's.
+    /// with the range of size elements, in units of grain, that is the task's; run counts the tasks of ranges.
     struct Tasks {
         void (*of_task)(void*, Index, int);
         void (*of_range)(void*, Index, Index);
