@@ -242,7 +242,7 @@ BOOST_AUTO_TEST_CASE(b38_a_norm_weight_of_zero_leaves_the_shared_experts) {
     moe.forward(ctx);
     Matrix<float> shared(9, 7);
     decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(),
-                                          Add::no, moe.saved.shared);
+                                          moe.saved.shared);
     BOOST_TEST(moe.y.values() == shared.values());
 }
 
@@ -284,7 +284,7 @@ BOOST_AUTO_TEST_CASE(b39_silent_experts_leave_the_shared_part_and_one_voice_coun
     moe.forward(ctx);
     Matrix<double> shared(9, 7);
     decltype(moe)::Layer::Shared::forward(ctx, {4.0, 25.0}, moe.fields.params.shared_experts, moe.x, shared.view(),
-                                          Add::no, moe.saved.shared);
+                                          moe.saved.shared);
     KIMIK3_CHECK_CLOSE(moe.y.values(), shared.values(), 1e-12);
 
     moe.fields.params.e_score_correction_bias[2] = 10.0;  // chosen by all, and first

@@ -67,7 +67,7 @@ public:
 
     [[gnu::noinline]] void* workspace(int thread, Index bytes) {
         Memory& memory = workspaces_[to_size(thread)];
-        if (memory.count() < bytes) memory = Memory(bytes, 1);
+        if (memory.count() < bytes) memory = Memory((std::max)(bytes, 2 * memory.count()), 1);  // seldom
         return memory.data();
     }
 

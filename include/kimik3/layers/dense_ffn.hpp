@@ -45,13 +45,13 @@ struct GatedFfn {
         }
     };
 
-    /// y = or += the layer of x; or y = residual + the layer of x.
+    /// y = residual, where there is one, + the layer of x.
     static void forward(const Context<Backend>& ctx, SituBetas betas, const Params& p, MatrixView<const T> x,
-                        MatrixView<T> y, Add add, Saved& s, MatrixView<const T> residual = {}) {
+                        MatrixView<T> y, Saved& s, MatrixView<const T> residual = {}) {
         linear_forward(ctx, x, {{p.gate_proj, s.gate}, {p.up_proj, s.up}});
-        forward_from_gate(ctx, betas, p, add == Add::yes ? MatrixView<const T>(y) : residual, y, s);
+        forward_from_gate(ctx, betas, p, residual, y, s);
     }
-    /// y = residual + the layer, from gate and up on.
+    /// The same from gate and up on.
     static void forward_from_gate(const Context<Backend>& ctx, SituBetas betas, const Params& p,
                                   MatrixView<const T> residual, MatrixView<T> y, Saved& s) {
         situ_forward(ctx, s.gate, s.up, betas, s.hidden);
@@ -59,11 +59,11 @@ struct GatedFfn {
         linear_forward(ctx, s.hidden, p.down_proj, residual, y);
     }
 
-    /// dx is overwritten, or added to; s is used up.
+    /// dx is overwritten, s used up.
     static void backward(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g, MatrixView<const T> x,
-                         MatrixView<const T> dy, MatrixView<T> dx, Add add, Saved& s) {
+                         MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
         backward_to_gate(ctx, betas, p, g, dy, s);
-        linear_backward(ctx, {{s.gate, p.gate_proj, g.gate_proj}, {s.up, p.up_proj, g.up_proj}}, x, dx, add);
+        linear_backward(ctx, {{s.gate, p.gate_proj, g.gate_proj}, {s.up, p.up_proj, g.up_proj}}, x, dx, Add::no);
     }
     /// gate and up become their gradients.
     static void backward_to_gate(const Context<Backend>& ctx, SituBetas betas, const Params& p, Grads& g,
@@ -97,7 +97,7 @@ struct DenseFfnLayer {
 
     static void forward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, const Sequences&,
                         MatrixView<const T> x, MatrixView<T> y, Saved& s, MatrixView<const T> residual = {}) {
-        Ffn::forward(ctx, betas_of(c), p, x, y, Add::no, s, residual);
+        Ffn::forward(ctx, betas_of(c), p, x, y, s, residual);
     }
 
     /// Whether there is a step.
@@ -112,7 +112,7 @@ struct DenseFfnLayer {
 
     static void backward(const Context<Backend>& ctx, const ModelConfig& c, const Params& p, Grads& g, const Sequences&,
                          MatrixView<const T> x, MatrixView<const T> dy, MatrixView<T> dx, Saved& s) {
-        Ffn::backward(ctx, betas_of(c), p, g, x, dy, dx, Add::no, s);
+        Ffn::backward(ctx, betas_of(c), p, g, x, dy, dx, s);
     }
 };
 

@@ -66,8 +66,7 @@ public:
             if (work(a) != work(b)) return work(a) > work(b);
             return a.rows != b.rows ? a.rows > b.rows : a.offset < b.offset;  // those of one shape together
         };
-        std::make_heap(muon_.begin(), muon_.end(), more_work);  // less code than std::sort
-        std::sort_heap(muon_.begin(), muon_.end(), more_work);
+        std::sort(muon_.begin(), muon_.end(), more_work);
         second_ = Buffer<A, Backend>(second);
         sums_ = Buffer<double, Backend>(static_cast<Index>(pieces_.size()));
     }

@@ -76,12 +76,8 @@ void dot_rows(In<T> a, In<T> b, Out<T> c, Add add, Index first, Index last) {
     for (Index begin = first; begin < last; begin += block) {
         const Index end = (std::min)(begin + block, last);
         for (Index m = 0; m < a.rows; ++m) {
-            for (Index n = begin; n < end; ++n) {
-                const T *x = a.row(m), *weights = b.row(n);
-                Lane<T> sum = lane(T(0));
-                for_whole_lanes_and_rest<T>(a.cols, [&](auto at) { sum += at.load(x) * at.load(weights); });
-                c(m, n) = (add == Add::yes ? c(m, n) : T(0)) + sum.sum();
-            }
+            for (Index n = begin; n < end; ++n)
+                c(m, n) = (add == Add::yes ? c(m, n) : T(0)) + dot(a.row(m), b.row(n), a.cols);
         }
     }
 }
